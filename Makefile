@@ -1,0 +1,74 @@
+# clearhead: every target sets up what it needs by itself, in .venv, and sets up nothing the second time.
+
+PYTHON ?= python3
+PIP = python -m pip --disable-pip-version-check
+PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
+EDITABLES := $(foreach project,$(PROJECTS),-e ./$(dir $(project)))
+TYPED := src $(wildcard packages/*/src packages/*/train)
+
+# The tests run in as many processes as there are cores here; each keeps to one thread, or they would fight for them.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(1)/bin/python -m pytest -n $(WORKERS) $(2) $(ARGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow test-oldest lint format bench fresh lock clean setup
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/.stamp ## explain a sentence and a picture in the terminal, and write demo.html
+	.venv/bin/python examples/demo.py
+
+test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
+	@scripts/chromium.sh
+	$(call PYTEST,.venv,)
+
+test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures
+	@scripts/chromium.sh
+	$(call PYTEST,.venv,-m slow)
+
+test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transformers
+	@scripts/chromium.sh
+	$(call PYTEST,.venv-oldest,)
+
+lint: .venv/.stamp ## ruff (rules and format) and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/python -m mypy $(TYPED)
+
+format: .venv/.stamp ## let ruff put the code in shape
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: .venv/.stamp ## what recording costs: time ratios and peak memory
+	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
+
+fresh: ## what a newcomer does: clone this commit into an empty folder, then make demo and make test there
+	@scripts/fresh.sh
+
+lock: ## write both lock files anew from pyproject.toml
+	PYTHON="$(PYTHON)" scripts/lock.sh requirements.lock
+	PYTHON="$(PYTHON)" scripts/lock.sh requirements-oldest.lock transformers==5.0.0
+
+clean: ## remove environments, caches and what was built
+	rm -rf .venv .venv-oldest dist packages/*/dist demo.html .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+setup: .venv/.stamp ## only the environment
+
+.venv/.stamp: requirements.lock $(PROJECTS)
+.venv-oldest/.stamp: requirements-oldest.lock $(PROJECTS)
+
+# torch goes in first and alone: whatever comes after finds it there and asks for no other build of it.
+# The projects themselves go in last, without dependencies, built with the lock's own hatchling.
+.venv/.stamp .venv-oldest/.stamp:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clearhead needs Python 3.11 or newer; this is " \
+		+ sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
+	@echo "setting up $(@D) from $< (minutes the first time, torch among it)"
+	test -x $(@D)/bin/python || "$(PYTHON)" -m venv $(@D)
+	$(@D)/bin/$(PIP) install -qq "$$(grep '^torch==' $<)"
+	$(@D)/bin/$(PIP) install -qq -r $<
+	$(@D)/bin/$(PIP) install -qq --no-deps --no-build-isolation $(EDITABLES)
+	@touch $@

@@ -1,0 +1,66 @@
+"""What every zoo model carries beside its weights: `card.json` for programs and `README.md` for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Complete the facts with size, parameter count and checksum of the weights as stored, and write both cards."""
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    card = {
+        **facts,
+        "parameters": sum(_product(shape) for shape in shapes),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    write_json(folder / "card.json", card)
+    (folder / "README.md").write_text(_page(card), encoding="utf-8")
+    return card
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for side in shape:
+        product *= side
+    return product
+
+
+def _page(card: dict[str, Any]) -> str:
+    figures = "\n".join(f"| {name} | {value} |" for name, value in card["figures"].items())
+    return f"""# zoo:{card["name"]}
+
+{card["summary"]}
+
+| | |
+| --- | --- |
+| task | {card["task"]} |
+| architecture | {card["architecture"]} |
+| labels | {len(card["labels"])}: {", ".join(card["labels"])} |
+| parameters | {card["parameters"]:,}, float16, {card["bytes"] / 1e6:.1f} MB |
+| licence | {card["licence"]} |
+| data | {card["data"]} |
+| trained by | `{card["command"]}` |
+
+## Figures, measured on the files in this folder
+
+| | |
+| --- | --- |
+{figures}
+
+{card["measured"]}
+
+## For and not for
+
+{card["use"]}
+"""

@@ -1,0 +1,123 @@
+"""Pictures for training: read the packed WebP files once, then crop, flip, tint and mix on the device."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass
+class Pictures:
+    """Square pictures of one size and their labels."""
+
+    pixels: UInt8[Tensor, "n 3 size size"]
+    labels: Int[Tensor, " n"]
+
+    def to(self, device: torch.device) -> Pictures:
+        return Pictures(self.pixels.to(device), self.labels.to(device))
+
+    def draw(self, count: int) -> tuple[UInt8[Tensor, "count 3 size size"], Int[Tensor, " count"]]:
+        """A random batch, drawn on the device so that nothing waits for the host."""
+        index = torch.randint(len(self.labels), (count,), device=self.labels.device)
+        return self.pixels[index], self.labels[index]
+
+
+def _decode(files: list[bytes]) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
+
+
+def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
+    """All pictures of some packed files (`data`, `off`, `label`); decoded pixels are kept in `cache` if given."""
+    if not paths:
+        raise FileNotFoundError(
+            "no picture files found; --data must hold pets/ and tiny-imagenet/ (see the zoo's README)"
+        )
+    packed = [np.load(path) for path in paths]
+    labels = torch.from_numpy(np.concatenate([file["label"] for file in packed]).astype(np.int64))
+    if cache is not None and cache.exists():
+        return Pictures(torch.from_numpy(np.load(cache)), labels)
+    chunks: list[list[bytes]] = []
+    for file in packed:
+        data, offsets = file["data"].tobytes(), file["off"]
+        files = [data[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+        chunks += [files[start : start + 512] for start in range(0, len(files), 512)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        pixels = np.concatenate(list(pool.map(_decode, chunks))).transpose(0, 3, 1, 2)
+    pixels = np.ascontiguousarray(pixels)
+    if cache is not None:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        np.save(cache, pixels)
+    return Pictures(torch.from_numpy(pixels), labels)
+
+
+def resized(pictures: Pictures, size: int) -> Pictures:
+    """The same pictures at another size, smoothed first as PIL does."""
+    chunks = [
+        F.interpolate(chunk.float(), size=(size, size), mode="bilinear", antialias=True).round().clamp(0, 255).byte()
+        for chunk in pictures.pixels.split(2048)
+    ]
+    return Pictures(torch.cat(chunks), pictures.labels)
+
+
+def scaled(pixels: UInt8[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch 3 height width"]:
+    """Pixels as the networks see them: −1 … 1, as the stored image processor does."""
+    return pixels.float() / 127.5 - 1.0
+
+
+def views(
+    pixels: UInt8[Tensor, "batch 3 height width"], size: int, smallest: float = 0.3, tint: float = 0.3
+) -> Float[Tensor, "batch 3 size size"]:
+    """One random view of each picture: a crop of at least `smallest` of its area, perhaps mirrored, tinted a little."""
+    batch, device = len(pixels), pixels.device
+    area = torch.empty(batch, device=device).uniform_(smallest, 1.0)
+    ratio = torch.empty(batch, device=device).uniform_(-0.25, 0.25).exp()
+    width, height = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
+    centre_x = torch.empty(batch, device=device).uniform_(-1, 1) * (1 - width)
+    centre_y = torch.empty(batch, device=device).uniform_(-1, 1) * (1 - height)
+    mirror = torch.randint(0, 2, (batch,), device=device) * 2 - 1
+    zero = torch.zeros_like(width)
+    affine = torch.stack(
+        [torch.stack([width * mirror, zero, centre_x], 1), torch.stack([zero, height, centre_y], 1)], dim=1
+    )
+    grid = F.affine_grid(affine, [batch, 3, size, size], align_corners=False)
+    view = F.grid_sample(scaled(pixels), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+    def amount() -> Float[Tensor, "batch 1 1 1"]:
+        return torch.empty(batch, 1, 1, 1, device=device).uniform_(1 - tint, 1 + tint)
+
+    grey = view.mean(dim=1, keepdim=True)
+    view = grey + (view - grey) * amount()
+    level = view.mean(dim=(1, 2, 3), keepdim=True)
+    view = level + (view - level) * amount() + (amount() - 1)
+    return view.clamp(-1, 1)
+
+
+def mixed(
+    pictures: Float[Tensor, "batch 3 size size"], share: float
+) -> tuple[Float[Tensor, "batch 3 size size"], Int[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """With probability `share` blend each picture with a partner, or paste a box of it; partner and own part come along."""
+    batch, size, device = len(pictures), pictures.shape[-1], pictures.device
+    partner = torch.randperm(batch, device=device)
+    kind = float(torch.rand(()))
+    if kind >= share:
+        return pictures, partner, torch.ones(batch, device=device)
+    if kind < share / 2:
+        own = torch.rand(batch, device=device)
+        blend = own[:, None, None, None]
+        return blend * pictures + (1 - blend) * pictures[partner], partner, own
+    side = max(1, int(size * float(torch.rand(())) ** 0.5))
+    top, left = (int(torch.randint(0, size - side + 1, ())) for _ in range(2))
+    pasted = pictures.clone()
+    pasted[:, :, top : top + side, left : left + side] = pictures[partner, :, top : top + side, left : left + side]
+    return pasted, partner, torch.full((batch,), 1 - (side / size) ** 2, device=device)

@@ -1,0 +1,95 @@
+"""clearhead: which parts of the input made a Transformer say that – and how do we know?
+
+>>> import clearhead
+>>> ex = clearhead.load("zoo:sentiment")                                # doctest: +SKIP
+>>> ex.explain("You look extremely confused")                           # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from clearhead.aggregation import aggregate, to_frame
+    from clearhead.comparison import Comparison, compare
+    from clearhead.errors import ClearheadError, InputError, Refusal
+    from clearhead.explainer import Explainer
+    from clearhead.explanation import Explanation, from_dict
+    from clearhead.explanation import load as open_explanation
+    from clearhead.loading import load, models
+    from clearhead.methods import Fold, Method, Scores, register
+    from clearhead.recording.tape import Call, Tape
+    from clearhead.subjects import Subject, register_subject
+    from clearhead.targets import Contrast, Label, MaskedWord, Predicted
+    from clearhead.units import Units
+
+# Each name and the module that it comes from: nothing heavy is imported before it is used.
+_WHERE = {
+    "aggregate": "aggregation",
+    "to_frame": "aggregation",
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "ClearheadError": "errors",
+    "InputError": "errors",
+    "Refusal": "errors",
+    "Explainer": "explainer",
+    "Explanation": "explanation",
+    "from_dict": "explanation",
+    "open_explanation": "explanation:load",
+    "load": "loading",
+    "models": "loading",
+    "Fold": "methods",
+    "Method": "methods",
+    "Scores": "methods",
+    "register": "methods",
+    "Call": "recording.tape",
+    "Tape": "recording.tape",
+    "Subject": "subjects",
+    "register_subject": "subjects",
+    "Contrast": "targets",
+    "Label": "targets",
+    "MaskedWord": "targets",
+    "Predicted": "targets",
+    "Units": "units",
+}
+
+__all__ = [
+    "Call",
+    "ClearheadError",
+    "Comparison",
+    "Contrast",
+    "Explainer",
+    "Explanation",
+    "Fold",
+    "InputError",
+    "Label",
+    "MaskedWord",
+    "Method",
+    "Predicted",
+    "Refusal",
+    "Scores",
+    "Subject",
+    "Tape",
+    "Units",
+    "aggregate",
+    "compare",
+    "from_dict",
+    "load",
+    "models",
+    "open_explanation",
+    "register",
+    "register_subject",
+    "to_frame",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    module, _, other = _WHERE[name].partition(":")
+    return getattr(import_module(f"clearhead.{module}"), other or name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

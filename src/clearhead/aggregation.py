@@ -1,0 +1,101 @@
+"""Many explanations put together: which words matter most in a data set, and a table of everything."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from clearhead.errors import InputError, unknown
+from clearhead.explanation import Explanation
+
+if TYPE_CHECKING:
+    import pandas
+
+By = Literal["word", "label", "position"]
+How = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One row per word, label or position, the largest first."""
+
+    by: str
+    how: str
+    rows: tuple[tuple[str, float, int], ...]  # what, score, how often
+
+    def top(self, count: int = 10) -> list[tuple[str, float]]:
+        return [(name, score) for name, score, _ in self.rows[:count]]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [{"name": name, "score": score, "count": count} for name, score, count in self.rows]
+        return {"schema": "clearhead/aggregate", "version": 1, "by": self.by, "how": self.how, "rows": rows}
+
+
+def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "sum") -> Aggregate:
+    """Scores summed or averaged over many inputs, special tokens left out.
+
+    by="word" adds up every occurrence of a word (case folded), "label" the whole of each explained label,
+    "position" each place in the input.
+    """
+    if not explanations:
+        raise InputError("nothing to aggregate: the list is empty")
+    if how not in ("sum", "mean"):
+        raise unknown("how", how, ("sum", "mean"))
+    methods = {explanation.method for explanation in explanations}
+    if len(methods) > 1:
+        raise InputError(f"scores of different methods do not add up: {', '.join(sorted(methods))}")
+    if by not in _KEYS:
+        raise unknown("by", by, _KEYS)
+    found: dict[str, list[float]] = defaultdict(list)
+    for explanation in explanations:
+        for key, score in _KEYS[by](explanation):
+            found[key].append(score)
+    total: Callable[[list[float]], float] = sum if how == "sum" else (lambda scores: float(np.mean(scores)))
+    rows = [(key, float(total(scores)), len(scores)) for key, scores in found.items()]
+    return Aggregate(by, how, tuple(sorted(rows, key=lambda row: (-row[1], row[0]))))
+
+
+def _by_word(explanation: Explanation) -> list[tuple[str, float]]:
+    words = explanation.words()
+    return [(words.units.names[i].casefold(), float(words.scores[i])) for i in words.units.drop_special()]
+
+
+def _by_label(explanation: Explanation) -> list[tuple[str, float]]:
+    return [(str(explanation.target.get("name")), float(explanation.scores[explanation.units.drop_special()].sum()))]
+
+
+def _by_position(explanation: Explanation) -> list[tuple[str, float]]:
+    return [(str(place), float(explanation.scores[place])) for place in explanation.units.drop_special()]
+
+
+_KEYS: dict[str, Callable[[Explanation], list[tuple[str, float]]]] = {
+    "word": _by_word,
+    "label": _by_label,
+    "position": _by_position,
+}
+
+
+def to_frame(explanations: Sequence[Explanation]) -> "pandas.DataFrame":
+    """One row per unit of every explanation, as a pandas data frame (pandas is not a dependency: install it)."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("a data frame needs pandas: pip install pandas") from None
+    rows = [
+        {
+            "input": number,
+            "unit": place,
+            "name": name,
+            "special": explanation.units.special[place],
+            "score": float(explanation.scores[place]),
+            "method": explanation.method,
+            "target": explanation.target.get("name"),
+            "predicted": explanation.prediction.get("label"),
+            "probability": explanation.prediction.get("probability"),
+        }
+        for number, explanation in enumerate(explanations)
+        for place, name in enumerate(explanation.units.names)
+    ]
+    return pandas.DataFrame(rows)

@@ -1,0 +1,43 @@
+"""AttCAT: CAT weighted, in each layer, by the attention that the token gets.
+
+    a^l_i = E_h of the attention that token i receives,     AttCAT_i = Σ_l a^l_i · CAT^l_i
+
+`weights="received"` averages the attention over all queries (sentence classification); `weights="row"` takes the
+read-out row alone (the authors' variant for a masked word).
+"""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import unknown
+from clearhead.methods.base import Fold, push, register
+from clearhead.methods.cat import features_x_gradient
+from clearhead.recording.tape import Call
+
+
+@register(
+    "attcat",
+    family="relevance",
+    asks=("attention", "block_input", "block_input_gradient"),
+    cost="one forward and one backward",
+    citation="Qiang et al. (2022), AttCAT: explaining transformers via attentive class activation tokens, NeurIPS",
+    signed=True,
+    target="any",
+    linear_in_target=True,
+    has=("layers", "heads"),
+    parts="contributions",
+)
+class AttCAT(Fold):
+    weights: Literal["received", "row"] = "received"
+
+    def begin(self) -> None:
+        if self.weights not in ("received", "row"):
+            raise unknown("weights", self.weights, ("received", "row"))
+        every = self.frame.valid[:, None].to(self.frame.readout.dtype)
+        self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+        assert call.attention is not None
+        return push(self.looking, call.attention) * features_x_gradient(call)[:, None, None]

@@ -1,0 +1,212 @@
+"""What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.errors import InputError, unknown
+from clearhead.recording.tape import Asks, Call, Tape, check_asks
+
+Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
+Per = Literal["layer", "head"]
+Layers = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Everything that the planner, the documentation and the command line know about a method."""
+
+    name: str
+    family: Family
+    asks: Asks
+    cost: str
+    citation: str
+    signed: bool
+    target: Literal["any", "none"]
+    linear_in_target: bool = False
+    layers: Layers = (None, None)
+    has: frozenset[str] = frozenset()
+    parts: Literal["contributions", "depths"] | None = None
+    axioms: tuple[str, ...] = ()
+    post_hoc: bool = True
+    model_agnostic: bool = False
+    scope: Literal["local", "global"] = "local"
+
+    @property
+    def taxonomy(self) -> str:
+        agnostic = "model-agnostic" if self.model_agnostic else "model-specific"
+        return f"{'post-hoc' if self.post_hoc else 'intrinsic'}, {agnostic}, {self.scope}"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The coordinates that every method of one batch works in.
+
+    `readout` holds, for each row that is read, how much each unit's row of a relevance matrix counts; the rows of
+    `noise` seeds are keyed by the content of the input, so that no sample depends on its batch.
+    """
+
+    readout: Float[Tensor, "batch row unit"]
+    valid: Bool[Tensor, "batch unit"]
+    special: Bool[Tensor, "batch unit"]
+    seeds: tuple[int, ...]
+    places: Float[Tensor, "batch unit axis"]
+    layers: range = range(0)
+
+    @property
+    def lengths(self) -> Int[Tensor, "batch"]:
+        return self.valid.sum(-1)
+
+
+@dataclass
+class Scores:
+    """What a method returns, padding included; `per_layer` and `per_head` only where the method has them."""
+
+    scores: Float[Tensor, "batch row unit"]
+    per_layer: Float[Tensor, "batch layer unit"] | None = None
+    per_head: Float[Tensor, "batch layer head unit"] | None = None
+    base_value: Float[Tensor, "batch"] | None = None
+
+
+@dataclass
+class Fold:
+    """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
+
+    declaration: ClassVar[Declaration]
+    frame: Frame = field(repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.parts: list[Float[Tensor, "batch head row unit"]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Set up the state before the first call."""
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
+        """Fold one call into the state; what is returned is this call's share of the scores, head by head."""
+
+    def fold(self, call: Call) -> None:
+        part = self.visit(call)
+        if part is not None:
+            self.parts.append(part)
+
+    def finish(self, tape: Tape) -> Scores:
+        """By default the scores are the sum of all shares."""
+        shares = torch.stack(self.parts[::-1], dim=1)  # batch layer head row unit, the first layer first
+        one_row = shares.shape[3] == 1
+        return Scores(
+            scores=shares.sum((1, 2)),
+            per_layer=shares.sum((2, 3)) if one_row else None,
+            per_head=shares.sum(3) if one_row and "heads" in self.declaration.has else None,
+        )
+
+
+def push(
+    rows: Float[Tensor, "batch row query"], maps: Float[Tensor, "batch head query key"]
+) -> Float[Tensor, "batch head row key"]:
+    """Rows pushed down through the maps, divided by the number of heads, so that the sum over heads is r · E_h[maps].
+
+    One row is kept head by head, which costs nothing; many rows are pushed through the mean map.
+    """
+    if rows.shape[1] == 1:
+        return (rows[:, None] @ maps) / maps.shape[1]
+    return (rows @ maps.mean(1))[:, None]
+
+
+REGISTRY: dict[str, type[Fold]] = {}
+M = TypeVar("M", bound=type[Fold])
+
+
+def register(name: str, *, asks: tuple[str, ...] = (), **declared: Any) -> Callable[[M], M]:
+    """Add a method to the registry, from inside or outside the package.
+
+    >>> @register("flat", family="control", cost="nothing", citation="–", signed=False, target="none")
+    ... class Flat(Fold):
+    ...     def finish(self, tape):
+    ...         return Scores(self.frame.valid[:, None].double())
+    >>> REGISTRY.pop("flat").declaration.taxonomy
+    'post-hoc, model-specific, local'
+    """
+
+    def decorate(cls: M) -> M:
+        has = frozenset(declared.pop("has", ()))
+        cls.declaration = Declaration(name=name, asks=check_asks(asks), has=has, **declared)
+        made = dataclass(cls)  # options are plain fields of the class
+        REGISTRY[name] = made
+        return made  # type: ignore[return-value]
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its own arguments: `clearhead.Method("generic", layers=(-4, None))`.
+
+    >>> str(Method("grad-sam", received=True))
+    'grad-sam(received=True)'
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+
+    def __init__(self, name: str, **options: Any) -> None:
+        if name not in REGISTRY:
+            raise unknown("method", name, sorted(REGISTRY))
+        accepted = {*self.option_names(name), "layers", "heads", "rows", "per"}
+        for option in options:
+            if option not in accepted:
+                raise unknown(f"option of {name}", option, sorted(accepted))
+        frozen = {key: tuple(value) if isinstance(value, list | range) else value for key, value in options.items()}
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "options", tuple(sorted(frozen.items())))
+
+    @staticmethod
+    def option_names(name: str) -> list[str]:
+        return [f.name for f in fields(REGISTRY[name]) if f.name != "frame"]
+
+    @property
+    def declaration(self) -> Declaration:
+        return REGISTRY[self.name].declaration
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options if key in self.option_names(self.name)}
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return dict(self.options).get(name, default)
+
+    def defaults(self, **options: Any) -> "Method":
+        """This method with options that it has and was not given."""
+        has = self.declaration.has
+        extra = {key: value for key, value in options.items() if value is not None and key not in dict(self.options)}
+        for key in extra:
+            if key in ("layers", "heads", "rows") and key not in has:
+                with_it = ", ".join(sorted(n for n, cls in REGISTRY.items() if key in cls.declaration.has))
+                raise InputError(f"{self.name} has no {key}=: methods that have it are {with_it}")
+        return Method(self.name, **dict(self.options), **extra)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key}={value!r}" for key, value in self.options)
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def layer_range(layers: Layers | range | None, count: int) -> range:
+    """Half-open, negative from the end, as in a slice.
+
+    >>> layer_range((-4, None), 12), layer_range(None, 3)
+    (range(8, 12), range(0, 3))
+    """
+    given = (layers.start, layers.stop) if isinstance(layers, range) else layers or (None, None)
+    chosen = range(count)[slice(*given)]
+    if not chosen:
+        raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
+    return chosen
+
+
+def declarations() -> Iterator[Declaration]:
+    for name in sorted(REGISTRY):
+        yield REGISTRY[name].declaration

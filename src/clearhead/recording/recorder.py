@@ -1,0 +1,259 @@
+"""One forward and one backward pass: what was asked for, handed over call by call, the last call first."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.errors import Refusal
+from clearhead.recording import interface, returned
+from clearhead.recording.interface import Captured
+from clearhead.recording.scope import at_rest, hooks, lock_of
+from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
+
+#: How far recorded logits may lie from the untouched model's, relative to the largest logit.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+Value = Callable[[Any], Float[Tensor, "batch"]]
+Visit = Callable[[Call], None]
+
+
+@dataclass
+class SelfTest:
+    """What the recorder found out about a model on first use."""
+
+    path: str
+    capture_error: float
+    rebuild_error: float | None
+    shapes: tuple[tuple[int, int, int], ...]  # batch, queries and keys of each call
+
+    @property
+    def calls(self) -> int:
+        return len(self.shapes)
+
+
+class Recorder:
+    """Records passes of one model. The first pass tests the recorder itself, and refuses loudly if it is not exact."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.lock = lock_of(model)
+        self.tested: SelfTest | None = None
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        value: Value,
+        asks: Iterable[str],
+        visit: Visit = lambda call: None,
+        leaf: str = "input_ids",
+        layers: range | None = None,
+        stream: str = "text",
+    ) -> Tape:
+        """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
+
+        `value` maps the model's output to one number per sample; `leaf` names the input whose vectors get the input
+        gradient; `layers` limits which calls are handed over (and how far the backward pass goes).
+        """
+        wanted = check_asks(asks)
+        with self.lock:
+            self.test(inputs, leaf)
+            with at_rest(self.model), torch.inference_mode(False), torch.set_grad_enabled(bool(wanted & GRADIENTS)):
+                output, calls, vectors = self._forward(inputs, wanted, leaf)
+                number = value(output)
+                visits = _Visits(calls, layers or range(len(calls)), wanted, visit, stream)
+                gradient = _backward(number, visits, vectors if "input_gradient" in wanted else None)
+                visits.finish()
+        return Tape(
+            inputs=_plain(vectors) if wanted & {"inputs", "input_gradient"} else None,
+            input_gradient=gradient,
+            value=_plain(number),
+        )
+
+    def record(self, inputs: Mapping[str, Any], value: Value, asks: Iterable[str], **how: Any) -> Tape:
+        """The same pass with every call kept."""
+        kept: list[Call] = []
+        tape = self.run(inputs, value, asks, kept.append, **how)
+        tape.calls = kept[::-1]
+        return tape
+
+    def test(self, inputs: Mapping[str, Any], leaf: str = "input_ids") -> SelfTest:
+        """The self-test, once: count calls against layers, rebuild each output, compare logits with the real ones."""
+        with self.lock:
+            if self.tested is None:
+                self.tested = self._self_test(inputs, leaf)
+        return self.tested
+
+    def _forward(
+        self, inputs: Mapping[str, Any], asks: Asks, leaf: str, path: str | None = None
+    ) -> tuple[Any, list[Captured], Tensor | None]:
+        path = path or (self.tested.path if self.tested else "interface")
+        block_inputs = bool(asks & {"block_input", "block_input_gradient"})
+        seen: list[Tensor] = []
+        with ExitStack() as stack:
+            given = dict(inputs)
+            if leaf == "input_ids":
+                stack.enter_context(hooks(_start_at_embeddings(self.model, seen)))
+            else:
+                given[leaf] = _as_leaf(given[leaf])
+                seen.append(given[leaf])
+            if path == "interface":
+                projections = "output_projection" in asks
+                calls = stack.enter_context(interface.capture(self.model, block_inputs, projections))
+                output = self.model(**given)
+            else:
+                if asks & {"values", "output_projection"}:
+                    raise Refusal(
+                        f"{type(self.model).__name__} ignores transformers' attention interface: its attention can be "
+                        "recorded, but not its values and output projection"
+                    )
+                reader = stack.enter_context(returned.capture(self.model, block_inputs))
+                output = self.model(**given, output_attentions=True)
+                calls = reader.calls(output)
+        return output, calls, seen[0] if seen else None
+
+    def _self_test(self, inputs: Mapping[str, Any], leaf: str) -> SelfTest:
+        asks: Asks = frozenset({"attention"})
+        name = type(self.model).__name__
+        with at_rest(self.model), torch.no_grad():
+            real = _first_tensor(self.model(**inputs))
+            output, calls, _ = self._forward(inputs, asks, leaf, "interface")
+            path = "interface"
+            if not calls:
+                path = "returned"
+                output, calls, _ = self._forward(inputs, asks, leaf, path)
+            if not calls:
+                raise Refusal(f"{name} made no attention call that could be recorded: is it a model without attention?")
+            expected = expected_calls(self.model.config)
+            if expected is not None and len(calls) != expected:
+                raise Refusal(f"{name} has {expected} attention layers but {len(calls)} calls were recorded ({path} path)")
+            tolerance = TOLERANCE.get(real.dtype, 1e-3)
+            rebuild = None
+            if path == "interface":
+                errors = [call.rebuild_error() for call in calls]
+                rebuild = max(errors)
+                if not rebuild <= tolerance:
+                    worst = calls[errors.index(rebuild)].module
+                    raise Refusal(f"{name}: the attention recorded in {worst} is not what it used (error {rebuild:.1e})")
+            error = float((_first_tensor(output) - real).abs().max() / real.abs().max().clamp(min=1e-12))
+            if not error <= tolerance:
+                raise Refusal(f"{name}: logits change by {error:.1e} (relative) when its attention is recorded")
+        shapes = tuple((len(call.attention), *call.attention.shape[2:]) for call in calls)
+        return SelfTest(path, error, rebuild, shapes)
+
+
+class _Visits:
+    """Hands calls over from the last to the first, each once everything asked about it has arrived."""
+
+    def __init__(self, calls: list[Captured], layers: range, asks: Asks, visit: Visit, stream: str) -> None:
+        self.calls, self.layers, self.asks, self.visit, self.stream = calls, layers, asks, visit, stream
+        self.wanted = [ask for ask in ("attention_gradient", "block_input_gradient") if ask in asks]
+        self.arrived: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
+        self.left = sorted(layers)
+
+    def sources(self) -> list[tuple[int, str, Tensor]]:
+        """The graph nodes whose gradients are waited for."""
+        found = []
+        for layer in self.layers:
+            for ask in self.wanted:
+                node = getattr(self.calls[layer], ask.removesuffix("_gradient"))
+                if node is None or not node.requires_grad:
+                    raise Refusal(
+                        f"{ask.replace('_', ' ')} of {self.calls[layer].module} cannot be recorded: "
+                        "it is not part of the computation that leads from the input to the target"
+                    )
+                found.append((layer, ask, node))
+        return found
+
+    def arrive(self, layer: int, ask: str, gradient: Tensor) -> None:
+        self.arrived[layer][ask] = gradient
+        while self.left and len(self.arrived[self.left[-1]]) == len(self.wanted):
+            self._hand_over(self.left.pop())
+
+    def finish(self) -> None:
+        """Calls that the target does not depend on get no gradient: theirs is zero."""
+        while self.left:
+            self._hand_over(self.left.pop())
+
+    def _hand_over(self, layer: int) -> None:
+        call, arrived = self.calls[layer], self.arrived.pop(layer)
+        record = Call(layer, call.module, call.kind, self.stream, self.stream)
+        for ask in ("attention", "block_input"):
+            node = getattr(call, ask)
+            if node is not None and (ask in self.asks or f"{ask}_gradient" in self.asks):
+                setattr(record, ask, _plain(node))
+                if f"{ask}_gradient" in self.wanted:
+                    gradient = arrived.get(f"{ask}_gradient")
+                    setattr(record, f"{ask}_gradient", _plain(torch.zeros_like(node) if gradient is None else gradient))
+        if "values" in self.asks:
+            record.values = _plain(call.values_per_head())
+        if "output_projection" in self.asks:
+            record.output_projection = _plain(call.output_projection)
+        self.calls[layer] = Captured(call.module, call.attention.new_empty(0))  # the maps are free from here on
+        self.visit(record)
+
+
+def _backward(number: Float[Tensor, "batch"], visits: _Visits, leaf: Tensor | None) -> Tensor | None:
+    """Gradients with respect to what was asked for, and nothing else: never a weight's."""
+    sources = visits.sources()
+    if leaf is None and not sources:
+        return None
+    # A gradient that reaches the lowest call has passed all the others, so only it (or the input) need be asked for.
+    lowest = [node for layer, _, node in sources if layer == min(visits.layers)]
+    roots = [leaf] if leaf is not None else lowest
+    with hooks([node.register_hook(partial(visits.arrive, layer, ask)) for layer, ask, node in sources]):
+        gradients = torch.autograd.grad(number.sum(), roots, allow_unused=True)
+    if leaf is None:
+        return None
+    return _plain(torch.zeros_like(leaf) if gradients[0] is None else gradients[0])
+
+
+def _start_at_embeddings(model: nn.Module, seen: list[Tensor]) -> list[Any]:
+    """Make the word embeddings the start of the graph; positions and types are added after them."""
+
+    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        seen.append(_as_leaf(output))
+        return seen[-1]
+
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if embeddings is None:
+        raise Refusal(f"{type(model).__name__} has no input embeddings to start from")
+    # An encoder–decoder looks words up through modules that share one weight: the first look-up is the source.
+    same = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
+    return [module.register_forward_hook(start) for module in same or [embeddings]]
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(torch.is_grad_enabled())
+
+
+def _plain(tensor: Tensor | None) -> Any:
+    """Out of the graph, and wide enough to add up in."""
+    if tensor is None:
+        return None
+    return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
+
+
+def _first_tensor(output: Any) -> Tensor:
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else next(part for part in output.values() if isinstance(part, Tensor))
+
+
+def expected_calls(config: Any) -> int | None:
+    """How many attention calls one forward pass of this configuration should make; None where it does not say."""
+    if getattr(config, "depths", None) is not None:
+        return sum(config.depths)
+    layers = getattr(config, "num_hidden_layers", None)
+    if getattr(config, "is_encoder_decoder", False):
+        decoder = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
+        encoder = getattr(config, "encoder_layers", None) or layers
+        return encoder + 2 * decoder if encoder and decoder else None
+    if getattr(config, "sub_configs", None):
+        parts = [expected_calls(getattr(config, name)) for name in config.sub_configs if getattr(config, name, None)]
+        return sum(part or 0 for part in parts) or layers
+    return layers

@@ -1,0 +1,99 @@
+"""Whatever touches a user's model while it is recorded, as context managers that put everything back."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+def lock_of(model: nn.Module) -> Any:
+    """One lock per configuration object: the attention implementation is a flag on it, and models may share it.
+
+    The caller keeps the lock (and so the model) alive; two recorders of one model get the same lock.
+    """
+    owner = id(getattr(model, "config", model))
+    with _locks_guard:
+        lock = _locks.get(owner)
+        if lock is None:
+            lock = _locks[owner] = threading.RLock()
+    return lock
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every distinct configuration object in the model, sub-configurations included."""
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in found or not hasattr(config, "_attn_implementation"):
+            continue
+        found[id(config)] = config
+        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(found.values())
+
+
+@contextmanager
+def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
+    """Switch every configuration of the model to `name`, without the library's checks, and back."""
+    before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+    try:
+        for config, _ in before:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, old in before:
+            config._attn_implementation_internal = old
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no parameter asking for a gradient: so no weight gradient is ever built or prepared for."""
+    training = [module for module in model.modules() if module.training]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for module in training:
+            module.training = False
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def same_attributes(model: nn.Module) -> Iterator[None]:
+    """Undo hooks and flags that transformers installs for good when asked to return its attentions."""
+    before = [(module, dict(module.__dict__), *(dict(getattr(module, name)) for name in _HOOKS))
+              for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, *hooks in before:
+            for name in set(module.__dict__) - set(attributes):
+                del module.__dict__[name]
+            for name, old in zip(_HOOKS, hooks, strict=True):
+                getattr(module, name).clear()
+                getattr(module, name).update(old)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+@contextmanager
+def hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove these hooks at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,141 @@
+"""What one recorded pass leaves behind: a `Tape` of attention `Call`s. Pure data."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+Ask = Literal[
+    "attention",
+    "attention_gradient",
+    "values",
+    "output_projection",
+    "block_input",
+    "block_input_gradient",
+    "inputs",
+    "input_gradient",
+]
+Asks = frozenset[Ask]
+
+#: Asks that need a backward pass.
+GRADIENTS: Asks = frozenset({"attention_gradient", "block_input_gradient", "input_gradient"})
+
+#: Asks that are tensors of a call (the others belong to the whole pass).
+OF_A_CALL: tuple[Ask, ...] = (
+    "attention",
+    "attention_gradient",
+    "values",
+    "output_projection",
+    "block_input",
+    "block_input_gradient",
+)
+
+
+@dataclass
+class Call:
+    """One attention computation (not one module: a shared module is called several times)."""
+
+    layer: int
+    module: str
+    kind: Literal["self", "cross"] = "self"
+    query_stream: str = "text"
+    key_stream: str = "text"
+    attention: Float[Tensor, "batch head query key"] | None = None
+    attention_gradient: Float[Tensor, "batch head query key"] | None = None
+    values: Float[Tensor, "batch head key width"] | None = None
+    output_projection: Float[Tensor, "model heads"] | None = None
+    block_input: Float[Tensor, "batch unit model"] | None = None
+    block_input_gradient: Float[Tensor, "batch unit model"] | None = None
+
+    @cached_property
+    def positive(self) -> Float[Tensor, "batch head query key"]:
+        """(A ⊙ ∂y/∂A)⁺, shared by every method that is handed this call."""
+        assert self.attention is not None and self.attention_gradient is not None
+        return (self.attention * self.attention_gradient).clamp_(min=0)
+
+    @cached_property
+    def mean_attention(self) -> Float[Tensor, "batch query key"]:
+        """E_h A."""
+        assert self.attention is not None
+        return self.attention.mean(1)
+
+    def with_heads(self, heads: Sequence[int]) -> "Call":
+        """The same call with only these heads."""
+        chosen = list(heads)
+        parts = {name: getattr(self, name) for name in ("attention", "attention_gradient", "values")}
+        return replace(self, **{name: part[:, chosen] for name, part in parts.items() if part is not None})
+
+    def to(self, device: torch.device | str) -> "Call":
+        tensors = {name: part.to(device) for name, part in self.tensors()}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in OF_A_CALL:
+            part = getattr(self, name)
+            if part is not None:
+                yield name, part
+
+
+@dataclass
+class Tape:
+    """The calls of one pass in order, with the input vectors of the units if they were asked for."""
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: Float[Tensor, "batch unit feature"] | None = None
+    input_gradient: Float[Tensor, "batch unit feature"] | None = None
+    logits: Float[Tensor, "batch label"] | None = None
+    value: Float[Tensor, "batch"] | None = None
+
+    WHOLE = ("inputs", "input_gradient", "logits", "value")
+
+    def to(self, device: torch.device | str) -> "Tape":
+        whole = {name: getattr(self, name) for name in self.WHOLE}
+        moved = {name: part.to(device) for name, part in whole.items() if part is not None}
+        return replace(self, calls=[call.to(device) for call in self.calls], **moved)
+
+    def save(self, path: str | Path) -> Path:
+        """Write every tensor to one safetensors file."""
+        tensors = {name: part for name in self.WHOLE if (part := getattr(self, name)) is not None}
+        for place, call in enumerate(self.calls):
+            tensors |= {f"calls.{place}.{name}": part for name, part in call.tensors()}
+        about = [{name: getattr(call, name) for name in _PLAIN} for call in self.calls]
+        save_file(
+            {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()},
+            str(path),
+            metadata={"clearhead": json.dumps({"kind": "tape", "version": 1, "calls": about})},
+        )
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tape":
+        with safe_open(str(path), framework="pt") as file:
+            about = json.loads(file.metadata()["clearhead"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        calls = [Call(**plain) for plain in about["calls"]]
+        for name, part in tensors.items():
+            if name.startswith("calls."):
+                _, place, which = name.split(".")
+                setattr(calls[int(place)], which, part)
+        return cls(calls, **{name: part for name, part in tensors.items() if name in cls.WHOLE})
+
+
+_PLAIN = tuple(f.name for f in fields(Call) if f.name not in OF_A_CALL)
+
+
+def check_asks(asks: Iterable[str]) -> Asks:
+    """Every ask spelled right; a gradient brings along what it is the gradient of."""
+    from clearhead.errors import unknown
+
+    accepted = Ask.__args__  # type: ignore[attr-defined]
+    for ask in asks:
+        if ask not in accepted:
+            raise unknown("ask", ask, accepted)
+    return frozenset(asks)  # type: ignore[arg-type]

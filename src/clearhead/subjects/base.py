@@ -1,0 +1,197 @@
+"""What is explained: a model with its processor, and how it takes input."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from clearhead.errors import InputError, Refusal, unknown
+from clearhead.targets import Target
+from clearhead.units import Units
+
+Readout = str
+
+
+@dataclass
+class Sample:
+    """One input, ready for the model (tensors without a batch axis)."""
+
+    inputs: dict[str, Tensor]
+    units: Units
+    dropped: int = 0
+    masks: tuple[int, ...] = ()
+    picture: UInt8[np.ndarray, "height width 3"] | None = None
+
+    def seed(self, seed: int) -> int:
+        """A random seed that depends on the content alone, never on the place in a batch."""
+        digest = hashlib.blake2b(str(seed).encode(), digest_size=7)
+        for name in sorted(self.inputs):
+            part = self.inputs[name].detach().cpu()
+            digest.update(name.encode() + str(tuple(part.shape)).encode())
+            digest.update(part.double().numpy().tobytes())
+        return int.from_bytes(digest.digest(), "big")
+
+
+@dataclass
+class How:
+    """How raw input is read: the arguments of `explain` that concern the subject."""
+
+    max_length: int | None = None
+    truncation: bool = True
+    truncation_side: str | None = None
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None
+
+
+@dataclass
+class Subject(ABC):
+    """A model with its processor, as something to be explained."""
+
+    model: Any
+    processor: Any = None
+    readout: Readout | None = None
+
+    stream: ClassVar[str]
+    leaf: ClassVar[str]
+    #: Endings of the class names of models that this subject stands for.
+    endings: ClassVar[tuple[str, ...]] = ()
+
+    labels: dict[int, str] = field(init=False)
+    multi_label: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        self.labels = {int(index): name for index, name in (getattr(config, "id2label", None) or {}).items()}
+        self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
+        self.readout = self.readout or self.default_readout()
+
+    @abstractmethod
+    def default_readout(self) -> Readout | None:
+        """Which row of a relevance matrix speaks for the target; None where no row does."""
+
+    @abstractmethod
+    def samples(self, raw: Any, how: How) -> list[Sample]:
+        """One raw input as a list of one sample (a mapping of model inputs may hold several)."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The batch that the model is called with, padded where lengths differ."""
+
+    @abstractmethod
+    def to_units(
+        self, vectors: Float[Tensor, "batch *leaf"], samples: Sequence[Sample]
+    ) -> Float[Tensor, "batch unit feature"]:
+        """The leaf (embeddings or pixels) arranged as one vector per unit."""
+
+    @abstractmethod
+    def example(self) -> Any:
+        """Any small valid input, to test the recorder on."""
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        """The scores of all classes."""
+        return output.logits
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        """Which units' rows are read, and how much each counts."""
+        return read_rows(self.readout, sample.units)
+
+    def label_index(self, label: str | int) -> int:
+        if isinstance(label, str):
+            for index, name in self.labels.items():
+                if name.lower() == label.lower():
+                    return index
+            if not label.lstrip("-").isdigit():
+                raise unknown("label", label, self.labels.values())
+            label = int(label)
+        if label not in self.labels:
+            raise InputError(f"label {label} does not exist: the model has {len(self.labels)} labels, counted from 0")
+        return label
+
+    def label_name(self, index: int) -> str:
+        return self.labels.get(index, str(index))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.model.config, "name_or_path", "") or type(self.model).__name__)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(part.dtype for part in self.model.parameters() if part.is_floating_point())
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the model's forward takes this argument."""
+        import inspect
+
+        return argument in inspect.signature(base_model(self.model).forward).parameters
+
+
+def read_rows(readout: Readout | None, units: Units) -> dict[int, float]:
+    """Which rows a read-out reads, with their weights.
+
+    >>> from clearhead.units import patches
+    >>> read_rows("first + patches", patches((1, 2), before=["[CLS]"]))
+    {0: 1.0, 1: 0.5, 2: 0.5}
+    """
+    inside = [i for i, special in enumerate(units.special) if not special]
+    mean = {i: 1 / len(inside) for i in inside}
+    every = {i: 1 / len(units) for i in range(len(units))}
+    kinds: dict[str, dict[int, float]] = {
+        "first": {0: 1.0},
+        "first two": {0: 0.5, 1: 0.5},
+        "last": {len(units) - 1: 1.0},
+        "mean": every,
+        "patches": mean,
+        "first + patches": {0: 1.0, **mean},
+    }
+    if readout is None:
+        raise Refusal("no row of this model's attention speaks for the target")
+    if readout not in kinds:
+        raise unknown("readout", readout, kinds)
+    return kinds[readout]
+
+
+SUBJECTS: list[type[Subject]] = []
+
+
+def register_subject(cls: type[Subject]) -> type[Subject]:
+    """Add a kind of subject, from inside or outside the package; the last one added is asked first."""
+    SUBJECTS.insert(0, cls)
+    return cls
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside, where adapters wrap it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None) -> Subject:
+    """The subject that stands for this class of model."""
+    name = type(base_model(model)).__name__
+    for cls in SUBJECTS:
+        if name.endswith(cls.endings):
+            return cls(model, processor, readout)
+    accepted = ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
+    raise Refusal(f"clearhead does not know how to explain a {name}; it explains {accepted}")
+
+
+def split_mapping(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+    """A mapping of model inputs, sample by sample, batch axis gone."""
+    parts = {name: torch.as_tensor(part) for name, part in inputs.items() if part is not None}
+    if not parts or any(part.dim() == 0 for part in parts.values()):
+        raise InputError("model inputs must be tensors with a batch axis")
+    sizes = {name: len(part) for name, part in parts.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise InputError(f"model inputs must agree in their batch axis, but have sizes {sizes}")
+    count = next(iter(sizes.values()))
+    return [{name: part[i] for name, part in parts.items()} for i in range(count)]
+
+

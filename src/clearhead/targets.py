@@ -1,0 +1,143 @@
+"""The number being explained: a named scalar function of a model's output."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import InputError, unknown
+
+Scale = Literal["logit", "probability", "log-odds"]
+SCALES = ("logit", "probability", "log-odds")
+
+
+class Labels(Protocol):
+    """What a target needs to know about a subject."""
+
+    multi_label: bool
+
+    def label_index(self, label: str | int) -> int: ...
+    def label_name(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The class that the model finds most likely (the default)."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A class by name or index."""
+
+    label: str | int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Why `a` and not `b`: the difference of two classes. Leave out `a` for the predicted class."""
+
+    a: str | int | None
+    b: str | int
+
+
+@dataclass(frozen=True)
+class MaskedWord:
+    """A word at one of several masked positions; leave out the word for the predicted one."""
+
+    word: str | int | None = None
+    mask: int = 0
+
+
+TargetLike = Predicted | Label | Contrast | MaskedWord | str | int | Callable[[Any], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target made sure of: which classes, on which scale. `description` says what was really explained."""
+
+    wanted: Predicted | Label | Contrast | MaskedWord | Callable[[Any], Tensor]
+    scale: Scale = "logit"
+
+    @property
+    def custom(self) -> Callable[[Any], Tensor] | None:
+        return self.wanted if callable(self.wanted) else None
+
+    @property
+    def mask(self) -> int | None:
+        return self.wanted.mask if isinstance(self.wanted, MaskedWord) else None
+
+    def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
+        """The class explained, and the one it is held against."""
+
+        def index(label: str | int | None) -> int:
+            return int(scores.argmax()) if label is None else labels.label_index(label)
+
+        match self.wanted:
+            case Label(label):
+                return index(label), None
+            case MaskedWord(word):
+                return index(word), None
+            case Contrast(a, b):
+                return index(a), index(b)
+            case _:
+                return index(None), None
+
+    def value(self, scores: Float[Tensor, "label"], labels: Labels) -> Float[Tensor, ""]:
+        """The number for one sample."""
+        a, b = self.classes(scores, labels)
+        if self.scale == "logit":
+            return scores[a] if b is None else scores[a] - scores[b]
+        if self.scale == "probability":
+            p = probabilities(scores, labels.multi_label)
+            return p[a] if b is None else p[a] - p[b]
+        odds = _log_odds(scores, a, labels.multi_label)
+        return odds if b is None else odds - _log_odds(scores, b, labels.multi_label)
+
+    def description(self, scores: Float[Tensor, "label"] | None, labels: Labels, value: float) -> dict[str, Any]:
+        """What `Explanation.target` holds."""
+        if callable(self.wanted) or scores is None:
+            name = getattr(self.wanted, "__name__", type(self.wanted).__name__)
+            return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
+        a, b = self.classes(scores, labels)
+        said = {"kind": _KINDS[type(self.wanted)], "name": labels.label_name(a), "index": a}
+        if b is not None:
+            said |= {"name": f"{labels.label_name(a)} − {labels.label_name(b)}", "against": labels.label_name(b)}
+        return said | {"scale": self.scale, "value": value}
+
+
+_KINDS = {Predicted: "predicted", Label: "label", Contrast: "contrast", MaskedWord: "masked word"}
+
+
+def make_target(given: TargetLike, scale: str = "logit") -> Target:
+    """Whatever the caller wrote, as a `Target`.
+
+    >>> make_target("NEGATIVE").wanted
+    Label(label='NEGATIVE')
+    """
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if given is None:
+        return Target(Predicted(), scale)  # type: ignore[arg-type]
+    if isinstance(given, str | int) and not isinstance(given, bool):
+        return Target(Label(given), scale)  # type: ignore[arg-type]
+    if isinstance(given, Predicted | Label | Contrast | MaskedWord) or callable(given):
+        return Target(given, scale)  # type: ignore[arg-type]
+    raise InputError(
+        f"target={given!r} is no target: give a label, an index, clearhead.Contrast(a, b), "
+        "clearhead.MaskedWord(word, mask) or a function of the model's output"
+    )
+
+
+def probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> Float[Tensor, "label"]:
+    return scores.sigmoid() if multi_label else scores.softmax(-1)
+
+
+def _log_odds(scores: Float[Tensor, "label"], index: int, multi_label: bool) -> Float[Tensor, ""]:
+    """log p − log(1 − p), without computing p."""
+    if multi_label:
+        return scores[index]
+    others = torch.cat([scores[:index], scores[index + 1 :]])
+    return scores[index] - others.logsumexp(-1)

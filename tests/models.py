@@ -1,0 +1,171 @@
+"""Tiny models and tokenizers of every architecture, made from configurations; nothing is downloaded."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+
+import clearhead
+
+CORPUS = [
+    "I like the movie, it is a wonderful and moving film.",
+    "She hates the book because it is boring and far too long.",
+    "This is so boring! You look extremely confused.",
+    "I cannot wait for next time; he said the doctor asked her about it.",
+    "Don't panic. The well-known author isn't here, is she?",
+    "naïve café — déjà vu 😀 once, twice.",
+]
+TEXTS = ["I like the movie.", "She hates the book because it isn't good", "So boring!"]
+MASKED_TEXTS = ["I like the {mask}.", "She {mask} the book because it isn't good", "So {mask}!"]
+PAIR = ("I like the movie.", "She hates the book")
+
+
+@cache
+def tokenizer(kind: str) -> Any:
+    """A small tokenizer of one kind: "wordpiece" (BERT), "bytes" (RoBERTa, GPT-2) or "unigram" (SentencePiece)."""
+    if kind == "wordpiece":
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=150, special_tokens=special)
+        backend.decoder = decoders.WordPiece()
+    elif kind == "bytes":
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+        backend = Tokenizer(models.Unigram())
+        backend.normalizer = normalizers.NFKC()
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>")
+        backend.decoder = decoders.Metaspace()
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    names = {name.strip("[]<>").lower(): name for name in special}
+    first, last = names.get("cls", names.get("s")), names.get("sep", names.get("/s"))
+    ids = [(token, backend.token_to_id(token)) for token in (first, last)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=ids
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=names["pad"],
+        unk_token=names["unk"],
+        mask_token=names["mask"],
+        cls_token=first,
+        sep_token=last,
+        model_max_length=64,
+    )
+
+
+_TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "initializer_range": 0.3,  # far from uniform attention
+    "num_labels": 3,
+}
+_IMAGE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_labels": 3,
+    "initializer_range": 0.3,
+}
+#: Architecture, tokenizer and configuration of each text model.
+TEXT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("Bert", "wordpiece", {}),
+    "roberta": ("Roberta", "bytes", {}),
+    "distilbert": ("DistilBert", "wordpiece", {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}),
+    "albert": ("Albert", "unigram", {"embedding_size": 16}),
+    "electra": ("Electra", "wordpiece", {"embedding_size": 16}),
+    "modernbert": ("ModernBert", "bytes", {"local_attention": 6, "global_attn_every_n_layers": 2}),
+    "deberta": ("DebertaV2", "unigram", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+}
+#: Class and configuration of each image model.
+IMAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "vit": ("ViTForImageClassification", "ViTConfig", {"intermediate_size": 48}),
+    "deit": ("DeiTForImageClassification", "DeiTConfig", {"intermediate_size": 48}),
+    "deit-distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {"intermediate_size": 48}),
+    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {}),
+    "dinov2-registers": ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", {}),
+    "beit": ("BeitForImageClassification", "BeitConfig", {"intermediate_size": 48, "use_relative_position_bias": True}),
+    "swin": (
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"embed_dim": 16, "depths": [1, 2], "num_heads": [2, 4], "window_size": 2, "patch_size": 2},
+    ),
+}
+
+
+def _fresh(cls: Callable[[Any], nn.Module], config: Any, dtype: torch.dtype) -> Any:
+    torch.manual_seed(7)
+    return cls(config).to(dtype).eval()
+
+
+def text_model(name: str, head: str = "ForSequenceClassification", dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+    """A tiny text model with its tokenizer."""
+    architecture, kind, own = TEXT[name]
+    tok = tokenizer(kind)
+    ids = {f"{k}_token_id": getattr(tok, f"{k}_token_id") for k in ("pad", "cls", "sep")}
+    ids |= {"bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id}
+    config = getattr(transformers, f"{architecture}Config")(**{**_TEXT, **own, **ids, "vocab_size": len(tok), **more})
+    return _fresh(getattr(transformers, f"{architecture}{head}"), config, dtype), tok
+
+
+def image_model(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+    """A tiny image classifier with a processor of its picture size."""
+    cls, config_cls, own = IMAGE[name]
+    if config_cls.startswith("Dinov2"):
+        own = {**own, "mlp_ratio": 2}
+    settings = {**_IMAGE, **own, **more}
+    if name == "swin":
+        for gone in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            settings.pop(gone)
+    config = getattr(transformers, config_cls)(**settings)
+    high, wide = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+    processor = transformers.ViTImageProcessorPil(size={"height": high, "width": wide})
+    return _fresh(getattr(transformers, cls), config, dtype), processor
+
+
+#: Every subject that the laws run over.
+SUBJECTS = (
+    *(f"{name}/classify" for name in TEXT),
+    *(f"{name}/mask" for name in TEXT),
+    *(f"{name}/image" for name in IMAGE),
+)
+
+
+def explainer(subject: str, dtype: torch.dtype = torch.float64, **more: Any) -> "clearhead.Explainer":
+    """An explainer for one of `SUBJECTS`, made anew."""
+    name, task = subject.split("/")
+    if task == "image":
+        return clearhead.load(image_model(name, dtype, **more))
+    head = "ForSequenceClassification" if task == "classify" else "ForMaskedLM"
+    return clearhead.load(text_model(name, head, dtype, **more))
+
+
+def inputs(subject: str) -> list[Any]:
+    """Three inputs of different lengths (texts) or contents (pictures)."""
+    name, task = subject.split("/")
+    if task == "image":
+        generator = torch.Generator().manual_seed(3)
+        return [
+            (torch.rand(20, 20, 3, generator=generator) * 255).to(torch.uint8).numpy() for _ in range(3)
+        ]
+    if task == "mask":
+        mask = tokenizer(TEXT[name][1]).mask_token
+        return [text.format(mask=mask) for text in MASKED_TEXTS]
+    return list(TEXTS)
