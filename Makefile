@@ -13,7 +13,7 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_P
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest lint format bench fresh lock clean setup
+.PHONY: help demo test test-slow test-oldest lint format bench docs fresh lock clean setup
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,9 @@ format: .venv/.stamp ## let ruff put the code in shape
 
 bench: .venv/.stamp ## what recording costs: time ratios and peak memory
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
+
+docs: .venv/.stamp ## write the pages that are generated from the code
+	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md
 
 fresh: ## what a newcomer does: clone this commit into an empty folder, then make demo and make test there
 	@scripts/fresh.sh

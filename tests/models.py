@@ -1,5 +1,6 @@
 """Tiny models and tokenizers of every architecture, made from configurations; nothing is downloaded."""
 
+import unicodedata
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,6 +23,16 @@ CORPUS = [
 TEXTS = ["I like the movie.", "She hates the book because it isn't good", "So boring!"]
 MASKED_TEXTS = ["I like the {mask}.", "She {mask} the book because it isn't good", "So {mask}!"]
 PAIR = ("I like the movie.", "She hates the book")
+# Written down, not trained: these two trainers break ties differently in each process.
+_WORDPIECES = (
+    "the is it he she and an be book boring mov look you so for her here isn like too don on fi fa ha kno li lon ne "
+    "nai ca canno con ext au as ab wel won wai tw ti th pa sai de do vu ##he ##or ##on ##oo ##in ##ai ##ing ##ie ##tes "
+    "##ca ##use ##ook ##no ##xt ##re ##me ##mel ##ly ##ful ##der ##wn ##ce ##ct ##nic ##ed"
+)
+_UNIGRAMS = (
+    "he ▁is on or ▁it ▁f ▁w ▁s nd ng ▁t ▁a ext ▁Th ▁movi ▁boring ▁her ▁lo use ▁ca me ic no ke ai ce ut an fu is bo ca "
+    "▁b el ou re er th ▁n ▁c ▁bo ▁h oo ▁l ▁he au it ed ▁the ▁and"
+)
 
 
 @cache
@@ -29,10 +40,12 @@ def tokenizer(kind: str) -> Any:
     """A small tokenizer of one kind: "wordpiece" (BERT), "bytes" (RoBERTa, GPT-2) or "unigram" (SentencePiece)."""
     if kind == "wordpiece":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+        normal = normalizers.BertNormalizer(lowercase=True)
+        signs = sorted(set(normal.normalize_str("".join(CORPUS))) - {" "})
+        pieces = [*special, *signs, *(f"##{sign}" for sign in signs), *_WORDPIECES.split()]
+        backend = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+        backend.normalizer = normal
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer: Any = trainers.WordPieceTrainer(vocab_size=150, special_tokens=special)
         backend.decoder = decoders.WordPiece()
     elif kind == "bytes":
         special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -41,14 +54,15 @@ def tokenizer(kind: str) -> Any:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
         backend.decoder = decoders.ByteLevel()
+        backend.train_from_iterator(CORPUS * 3, trainer)
     else:
         special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
-        backend = Tokenizer(models.Unigram())
+        signs = sorted(set(unicodedata.normalize("NFKC", "".join(CORPUS))) - {" "})
+        pieces = [(piece, -4.0) for piece in _UNIGRAMS.split()] + [(sign, -6.0) for sign in ["▁", *signs]]
+        backend = Tokenizer(models.Unigram([*((name, 0.0) for name in special), *pieces], unk_id=1))
         backend.normalizer = normalizers.NFKC()
         backend.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>")
         backend.decoder = decoders.Metaspace()
-    backend.train_from_iterator(CORPUS * 3, trainer)
     names = {name.strip("[]<>").lower(): name for name in special}
     first, last = names.get("cls", names.get("s")), names.get("sep", names.get("/s"))
     ids = [(token, backend.token_to_id(token)) for token in (first, last)]
@@ -115,7 +129,9 @@ def _fresh(cls: Callable[[Any], nn.Module], config: Any, dtype: torch.dtype) -> 
     return cls(config).to(dtype).eval()
 
 
-def text_model(name: str, head: str = "ForSequenceClassification", dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+def text_model(
+    name: str, head: str = "ForSequenceClassification", dtype: torch.dtype = torch.float64, **more: Any
+) -> Any:
     """A tiny text model with its tokenizer."""
     architecture, kind, own = TEXT[name]
     tok = tokenizer(kind)
@@ -162,9 +178,7 @@ def inputs(subject: str) -> list[Any]:
     name, task = subject.split("/")
     if task == "image":
         generator = torch.Generator().manual_seed(3)
-        return [
-            (torch.rand(20, 20, 3, generator=generator) * 255).to(torch.uint8).numpy() for _ in range(3)
-        ]
+        return [(torch.rand(20, 20, 3, generator=generator) * 255).to(torch.uint8).numpy() for _ in range(3)]
     if task == "mask":
         mask = tokenizer(TEXT[name][1]).mask_token
         return [text.format(mask=mask) for text in MASKED_TEXTS]

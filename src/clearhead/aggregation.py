@@ -39,6 +39,7 @@ def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "
     by="word" adds up every occurrence of a word (case folded), "label" the whole of each explained label,
     "position" each place in the input.
     """
+    explanations = _as_list(explanations)
     if not explanations:
         raise InputError("nothing to aggregate: the list is empty")
     if how not in ("sum", "mean"):
@@ -46,15 +47,27 @@ def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "
     methods = {explanation.method for explanation in explanations}
     if len(methods) > 1:
         raise InputError(f"scores of different methods do not add up: {', '.join(sorted(methods))}")
+    scales = {str(explanation.target.get("scale")) for explanation in explanations}
+    if len(scales) > 1:
+        raise InputError(f"scores of targets on different scales do not add up: {', '.join(sorted(scales))}")
     if by not in _KEYS:
         raise unknown("by", by, _KEYS)
     found: dict[str, list[float]] = defaultdict(list)
     for explanation in explanations:
         for key, score in _KEYS[by](explanation):
-            found[key].append(score)
+            if not np.isnan(score):  # a unit that the method dropped
+                found[key].append(score)
     total: Callable[[list[float]], float] = sum if how == "sum" else (lambda scores: float(np.mean(scores)))
     rows = [(key, float(total(scores)), len(scores)) for key, scores in found.items()]
     return Aggregate(by, how, tuple(sorted(rows, key=lambda row: (-row[1], row[0]))))
+
+
+def _as_list(explanations: Sequence[Explanation]) -> list[Explanation]:
+    given = [explanations] if isinstance(explanations, Explanation) else list(explanations)
+    for one in given:
+        if not isinstance(one, Explanation):
+            raise InputError(f"expected a list of explanations, but it holds a {type(one).__name__}")
+    return given
 
 
 def _by_word(explanation: Explanation) -> list[tuple[str, float]]:
@@ -63,7 +76,9 @@ def _by_word(explanation: Explanation) -> list[tuple[str, float]]:
 
 
 def _by_label(explanation: Explanation) -> list[tuple[str, float]]:
-    return [(str(explanation.target.get("name")), float(explanation.scores[explanation.units.drop_special()].sum()))]
+    return [
+        (str(explanation.target.get("name")), float(np.nansum(explanation.scores[explanation.units.drop_special()])))
+    ]
 
 
 def _by_position(explanation: Explanation) -> list[tuple[str, float]]:
@@ -95,7 +110,7 @@ def to_frame(explanations: Sequence[Explanation]) -> "pandas.DataFrame":
             "predicted": explanation.prediction.get("label"),
             "probability": explanation.prediction.get("probability"),
         }
-        for number, explanation in enumerate(explanations)
+        for number, explanation in enumerate(_as_list(explanations))
         for place, name in enumerate(explanation.units.names)
     ]
     return pandas.DataFrame(rows)

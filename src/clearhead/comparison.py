@@ -85,4 +85,10 @@ def compare(
         raise InputError("compare takes one input; use explain with a list of methods for many")
     if isinstance(methods, str) or len(methods) < 2:
         raise InputError(f"compare needs at least two methods, but got {methods!r}")
-    return Comparison(ex.explain(inputs, method=list(methods), **options))
+    names = [str(method) for method in methods]
+    if len(set(names)) < len(names):
+        raise InputError(f"compare needs different methods, but got {', '.join(names)}")
+    found = ex.explain(inputs, method=list(methods), **options)
+    if any(isinstance(part, list) for part in found.values()):
+        raise InputError("compare takes one input, but the model inputs hold several: split them")
+    return Comparison(found)

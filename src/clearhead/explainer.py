@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 import clearhead
 from clearhead.errors import InputError, Refusal
 from clearhead.explanation import Explanation
-from clearhead.methods.base import REGISTRY, Fold, Frame, Method, Scores, layer_range
+from clearhead.methods.base import REGISTRY, Method, Scores
+from clearhead.plan import Plan, fold_for
 from clearhead.recording.recorder import Recorder, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.subjects.base import How, Sample, Subject
@@ -68,28 +69,31 @@ class Explainer:
         tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
         seed: int = 0,
-        progress: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
+        progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
         """Which parts of the input made the model say that.
 
         One input and one method give one `Explanation`; a list of inputs a list; several methods a dict from method to
         that. Several methods share one forward and one backward pass.
 
-        inputs: a text, a pair of texts (tuple), a picture (path, PIL, uint8 array), a mapping of model inputs, or a list
+        inputs: a text, a pair of texts (tuple), a picture (path, PIL, uint8 array), a mapping of model inputs; or a
+        list of these
         target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
         scale: "logit", "probability" or "log-odds"; relevance is not scale-free, so it is part of the result
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too (layers' shares are kept where the method has them)
+        progress: True for a progress bar over the batches, or a function such as tqdm
         """
         raws, single = self._normalised(inputs, text, image)
         methods, one_method = _methods(method, layers=layers, heads=heads, rows=rows, per=per)
         how = How(max_length, truncation, _side(truncation_side), tokens)
-        samples = [sample for raw in raws for sample in self.subject.samples(raw, how)]
+        hows = how.each(len(raws))
+        samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
         single = single and len(samples) == 1
         targets = _targets(target, scale, len(samples))
         results: list[list[Explanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
-        for places in progress(batches) if progress else batches:
+        for places in _followed(batches, progress):
             done = self._batch([samples[i] for i in places], [targets[i] for i in places], methods, seed)
             for i, explanations in zip(places, done, strict=True):
                 results[i] = explanations
@@ -97,11 +101,13 @@ class Explainer:
         shaped = [explanations[0] if single else explanations for explanations in by_method]
         return shaped[0] if one_method else {str(m): part for m, part in zip(methods, shaped, strict=True)}
 
+    @torch.inference_mode(False)
     def record(self, inputs: Any, asks: Iterable[str], target: TargetLike = None, *, scale: str = "logit") -> Tape:
         """The tape of one recorded pass, for anyone: every call with what was asked for."""
         raws, _ = self._normalised(inputs, None, None)
         samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
-        plan = _Plan(self.subject, samples, _targets(target, scale, len(samples)))
+        self._test(samples)
+        plan = Plan(self.subject, samples, _targets(target, scale, len(samples)))
         tape = self.recorder.record(plan.batch, plan.value, asks, leaf=plan.leaf, stream=self.subject.stream)
         return plan.arranged(tape)
 
@@ -137,10 +143,11 @@ class Explainer:
 
     def _test(self, samples: Sequence[Sample]) -> SelfTest:
         """Test the recorder on one sample, the first time it is needed."""
-        if self.recorder.tested is None:
-            plan = _Plan(self.subject, samples[:1], [Target(lambda output: output)])
-            self.units_tested = len(samples[0].units)
-            self.recorder.test(plan.batch, plan.leaf)
+        with self.recorder.lock:  # two threads may come with samples of different lengths
+            if self.recorder.tested is None:
+                plan = Plan(self.subject, samples[:1], [Target(lambda output: output)])
+                self.units_tested = len(samples[0].units)
+                self.recorder.test(plan.batch, plan.leaf)
         assert self.recorder.tested is not None
         return self.recorder.tested
 
@@ -166,7 +173,7 @@ class Explainer:
 
     def _check_readout(self, sample: Sample, target: Target) -> None:
         """The rows of the last layer that reach the target must be the rows that are read."""
-        plan = _Plan(self.subject, [sample], [target])
+        plan = Plan(self.subject, [sample], [target])
         last = self._test([sample]).calls - 1
         tape = self.recorder.record(
             plan.batch, plan.value, ("attention_gradient",), leaf=plan.leaf, layers=range(last, last + 1)
@@ -175,7 +182,12 @@ class Explainer:
         assert gradient is not None
         used = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist())
         read = set(self.subject.rows(sample, target))
-        if not used <= read:
+        if not used and self._test([sample]).path == "returned":
+            name = type(self.subject.model).__name__
+            raise Refusal(f"the target of {name} does not depend on the attention that it returns: it returns a copy")
+        # Half precision can lose a row's gradient altogether; otherwise every row that is read must count.
+        missing = bool(used) and used != read and self.subject.dtype in (torch.float32, torch.float64)
+        if not used <= read or missing:
             raise Refusal(
                 f"the read-out of {type(self.subject.model).__name__} is taken to be {self.subject.readout!r} (rows "
                 f"{_some(read)}), but its output depends on rows {_some(used)} of the last layer: "
@@ -183,6 +195,7 @@ class Explainer:
             )
         self._readout_checked = True
 
+    @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
     def _batch(
         self, samples: list[Sample], targets: list[Target], methods: list[Method], seed: int
     ) -> list[list[Explanation]]:
@@ -194,8 +207,8 @@ class Explainer:
         reads_rows = any("rows" in method.declaration.has for method in methods)
         if reads_rows and not self._readout_checked and targets[0].custom is None:
             self._check_readout(samples[0], targets[0])
-        plan = _Plan(self.subject, samples, targets)
-        folds = [_fold(method, plan, seed, tested.calls) for method in methods]
+        plan = Plan(self.subject, samples, targets)
+        folds = [fold_for(method, plan, seed, tested.calls) for method in methods]
         asks: Asks = frozenset().union(*(method.declaration.asks for method in methods))
         ranges = [fold.frame.layers for fold in folds if fold.declaration.asks & ALONG_UNITS]
         span = range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else None
@@ -216,7 +229,7 @@ class Explainer:
             for i in range(len(samples))
         ]
 
-    def _explanation(self, plan: "_Plan", i: int, method: Method, part: Scores, seed: int) -> Explanation:
+    def _explanation(self, plan: Plan, i: int, method: Method, part: Scores, seed: int) -> Explanation:
         sample, target, declaration = plan.samples[i], plan.targets[i], method.declaration
         length = len(sample.units)
         logits = plan.scores[i] if plan.scores is not None else None
@@ -252,10 +265,12 @@ class Explainer:
                 "model": self.subject.name,
                 "model_class": type(self.subject.model).__name__,
                 "method": method.name,
-                "options": dict(method.options),
+                "options": {key: list(part) if isinstance(part, tuple) else part for key, part in method.options},
                 "citation": declaration.citation,
                 "signed": declaration.signed,
-                "linear_in_target": declaration.linear_in_target and target.scale == "logit",
+                # Absolute values and norms are not linear, whatever they are taken of.
+                "linear_in_target": declaration.linear_in_target and method.option("reduce", "sum") == "sum",
+                "input": f"{sample.seed(0):014x}",
                 "parts": declaration.parts,
             },
             base_value=None if part.base_value is None else float(part.base_value[i]),
@@ -266,100 +281,16 @@ class Explainer:
         )
 
 
-class _Plan:
-    """One batch with its targets: what the recorder is called with, and what came out."""
-
-    def __init__(self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Target]) -> None:
-        self.subject, self.samples, self.targets = subject, samples, targets
-        self.batch = subject.collate(samples)
-        self.leaf = subject.leaf if subject.leaf in self.batch else "inputs_embeds"
-        self.scores: Float[Tensor, "batch label"] | None = None
-        self.values: Float[Tensor, "batch"] = torch.empty(0)
-
-    @property
-    def readout(self) -> Float[Tensor, "batch 1 unit"]:
-        width = max(len(sample.units) for sample in self.samples)
-        wide = torch.float64 if self.subject.dtype == torch.float64 else torch.float32
-        weights = torch.zeros(len(self.samples), 1, width, dtype=wide)
-        for i, (sample, target) in enumerate(zip(self.samples, self.targets, strict=True)):
-            rows = self.subject.rows(sample, target) if self.subject.readout is not None else {}
-            for unit, weight in rows.items():
-                weights[i, 0, unit] = weight
-        return weights.to(self.subject.device)
-
-    def value(self, output: Any) -> Float[Tensor, "batch"]:
-        """One number per sample; a target of the caller's own sees the whole output."""
-        own = {target.custom for target in self.targets if target.custom is not None}
-        computed = {function: _own_value(function, output, len(self.samples)) for function in own}
-        if len(own) == 0 or any(target.custom is None for target in self.targets):
-            self.scores = self.subject.scores(output, self.samples, self.targets)
-        elif getattr(output, "logits", None) is not None and self.subject.labels:
-            self.scores = self.subject.scores(output, self.samples, self.targets)
-        values = [
-            computed[target.custom][i] if target.custom is not None else self._of_classes(target, i)
-            for i, target in enumerate(self.targets)
-        ]
-        number = torch.stack(values)
-        self.values = number.detach()
-        self.scores = None if self.scores is None else self.scores.detach()
-        return number
-
-    def _of_classes(self, target: Target, i: int) -> Float[Tensor, ""]:
-        assert self.scores is not None
-        if self.scores.shape[1] == 1 and target.scale != "logit" and not self.subject.multi_label:
-            raise InputError(f"the model has one output and no classes, so no {target.scale}: use scale='logit'")
-        return target.value(self.scores[i], self.subject)
-
-    def arranged(self, tape: Tape) -> Tape:
-        """Embeddings or pixels as one vector per unit."""
-        parts = {name: getattr(tape, name) for name in ("inputs", "input_gradient")}
-        units = {name: self.subject.to_units(part, self.samples) for name, part in parts.items() if part is not None}
-        return replace(tape, logits=self.scores, **units)
-
-    def frame(self, seed: int) -> Frame:
-        width = max(len(sample.units) for sample in self.samples)
-        device = self.subject.device
-        valid = torch.zeros(len(self.samples), width, dtype=torch.bool)
-        special = torch.zeros_like(valid)
-        axes = self.samples[0].units.places.shape[1]
-        readout = self.readout
-        places = torch.zeros(len(self.samples), width, axes, dtype=readout.dtype)
-        for i, sample in enumerate(self.samples):
-            units = sample.units
-            valid[i, : len(units)] = True
-            special[i, : len(units)] = torch.tensor(units.special)
-            places[i, : len(units)] = torch.as_tensor(units.places, dtype=places.dtype)
-        return Frame(
-            readout=readout,
-            valid=valid.to(device),
-            special=special.to(device),
-            seeds=tuple(sample.seed(seed) for sample in self.samples),
-            places=places.to(device),
-        )
-
-
-def _fold(method: Method, plan: _Plan, seed: int, count: int) -> Fold:
-    """A method, ready to visit the calls of one batch."""
-    frame = plan.frame(seed)
-    if method.option("rows") == "all":
-        width = frame.valid.shape[1]
-        every = torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device)
-        frame = replace(frame, readout=every.expand(len(frame.valid), width, width))
-    chosen = layer_range(method.option("layers", method.declaration.layers), count)
-    return REGISTRY[method.name](frame=replace(frame, layers=chosen), **method.own_options)
-
-
 def _methods(given: MethodLike | Sequence[MethodLike], **options: Any) -> tuple[list[Method], bool]:
     if options["rows"] not in (None, "all"):
         raise InputError(f"rows={options['rows']!r} is not known: leave it out for the read-out, or say rows='all'")
     if options["per"] not in (None, "layer", "head"):
         raise InputError(f"per={options['per']!r} is not known: say 'layer' or 'head'")
-    one = isinstance(given, str | Method)
-    names = [given] if one else list(given)  # type: ignore[arg-type, list-item]
+    names = [given] if isinstance(given, str | Method) else list(given)
     if not names:
         raise InputError("no method was given")
     methods = [name if isinstance(name, Method) else Method(name) for name in names]
-    return [method.defaults(**options) for method in methods], one
+    return [method.defaults(**options) for method in methods], isinstance(given, str | Method)
 
 
 def _targets(given: Any, scale: str, count: int) -> list[Target]:
@@ -368,14 +299,6 @@ def _targets(given: Any, scale: str, count: int) -> list[Target]:
             raise InputError(f"target= names {len(given)} targets for {count} inputs")
         return [make_target(one, scale) for one in given]
     return [make_target(given, scale)] * count
-
-
-def _own_value(function: Callable[[Any], Tensor], output: Any, count: int) -> Float[Tensor, "batch"]:
-    value = function(output)
-    if not isinstance(value, Tensor) or value.shape != (count,):
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"the target function must return one number per sample, ({count},), but returned {shape}")
-    return value
 
 
 def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
@@ -397,6 +320,15 @@ def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
     yield batch
 
 
+def _followed(batches: list[Any], progress: bool | Callable[[list[Any]], Iterable[Any]]) -> Iterable[Any]:
+    if progress is True:
+        from rich.console import Console
+        from rich.progress import track
+
+        return track(batches, description="explaining", console=Console(stderr=True), transient=True)
+    return progress(batches) if progress else batches
+
+
 def _head_list(heads: Sequence[int], call: Call) -> list[int]:
     part = call.attention
     if part is None:
@@ -412,8 +344,12 @@ def _prediction(logits: Float[Tensor, "label"] | None, subject: Subject) -> dict
     """The five most likely labels."""
     if logits is None:
         return {}
-    if len(logits) == 1 and not subject.multi_label:
-        return {"label": subject.label_name(0), "index": 0, "value": float(logits[0])}
+    if subject.regression:
+        measures = [
+            {"label": subject.label_name(int(i)), "index": int(i), "logit": float(logits[i])}
+            for i in logits.topk(min(5, len(logits))).indices
+        ]
+        return {**{key: measures[0][key] for key in ("label", "index")}, "value": measures[0]["logit"], "top": measures}
     p = probabilities(logits.double(), subject.multi_label)
     top = [
         {
@@ -448,5 +384,3 @@ def _side(side: str | None) -> str | None:
 def _some(rows: set[int]) -> str:
     listed = sorted(rows)
     return ", ".join(map(str, listed[:6])) + (f", … ({len(listed)} in all)" if len(listed) > 6 else "")
-
-

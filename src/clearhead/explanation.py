@@ -1,6 +1,7 @@
 """The result: units and their scores, what was explained, what was predicted, and how we know."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,16 +11,18 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from clearhead.errors import InputError, unknown
+from clearhead.files import whole
 from clearhead.units import Units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Version of the JSON form and of the file; a reader refuses a newer one.
+#: Name and version of the JSON form and of the file; a reader refuses a newer one.
+SCHEMA = "clearhead/explanation"
 VERSION = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """Scores for the units of one stream.
 
@@ -39,6 +42,14 @@ class Explanation:
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     picture: UInt8[np.ndarray, "height width 3"] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Explanation):
+            return NotImplemented
+        same = self.picture is None if other.picture is None else np.array_equal(self.picture, other.picture)  # type: ignore[arg-type]
+        return same and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def stream(self) -> str:
@@ -74,11 +85,14 @@ class Explanation:
         units, parents = self.units.merged(kind)
         into = np.zeros((len(self.units), len(units)), dtype=self.scores.dtype)
         into[np.arange(len(parents)), parents] = 1
+        matrix = None if self.matrix is None else self.matrix @ into
+        if matrix is not None and len(matrix) == len(parents):  # the row of a word is the mean of its pieces' rows
+            matrix = (into / into.sum(0)).T @ matrix
         return replace(
             self,
             units=units,
             scores=self.scores @ into,
-            matrix=None if self.matrix is None else into.T @ self.matrix @ into,
+            matrix=matrix,
             per_layer=None if self.per_layer is None else self.per_layer @ into,
             per_head=None if self.per_head is None else self.per_head @ into,
         )
@@ -106,58 +120,74 @@ class Explanation:
         """
         if not isinstance(other, Explanation):
             return NotImplemented
-        if self.units != other.units:
-            raise InputError("only explanations of the same units can be subtracted: these have different units")
-        linear = self.provenance.get("linear_in_target") and self.method == other.method
-        name = f"{self.target.get('name')} − {other.target.get('name')}"
-        meaning = "contrast" if linear else "difference of scores"
+        if self.units != other.units or self.provenance.get("input") != other.provenance.get("input"):
+            raise InputError(
+                "only explanations of the same input can be subtracted: these have different units or content"
+            )
+        alike = all(one == two for one, two in zip(self._made_by, other._made_by, strict=True))
+        linear = bool(self.provenance.get("linear_in_target")) and alike
         values = [side.target.get("value") for side in (self, other)]
-        gap = None if None in values else float(values[0]) - float(values[1])
-        method = self.method if self.method == other.method else f"{self.method} − {other.method}"
+        target = {
+            "kind": "contrast" if linear else "difference of scores",
+            "name": f"{self.target.get('name')} − {other.target.get('name')}",
+            "scale": self.target.get("scale") if self.target.get("scale") == other.target.get("scale") else None,
+            "value": None if values[0] is None or values[1] is None else float(values[0]) - float(values[1]),
+        }
 
-        def minus(one: np.ndarray | None, two: np.ndarray | None) -> Any:
-            return None if one is None or two is None or one.shape != two.shape else one - two
+        def minus(one: Any, two: Any) -> Any:
+            return None if one is None or two is None or np.shape(one) != np.shape(two) else one - two
 
         return replace(
             self,
-            method=method,
+            method=self.method if self.method == other.method else f"{self.method} − {other.method}",
             scores=self.scores - other.scores,
-            target={"kind": meaning, "name": name, "scale": self.target.get("scale"), "value": gap},
+            target=target,
             provenance={**self.provenance, "signed": True, "minus": dict(other.provenance)},
-            base_value=minus(np.asarray(self.base_value), np.asarray(other.base_value)) if self.base_value else None,
+            base_value=minus(self.base_value, other.base_value),
             matrix=minus(self.matrix, other.matrix),
             per_layer=minus(self.per_layer, other.per_layer),
             per_head=minus(self.per_head, other.per_head),
         )
 
+    @property
+    def _made_by(self) -> tuple[Any, ...]:
+        """What two explanations must share for their difference to explain the difference of their targets."""
+        return self.method, self.provenance.get("model"), self.target.get("scale"), self.provenance.get("minus")
+
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, as `explanation.schema.json` describes it. Pictures stay in the file form."""
-        return {
-            "schema": "clearhead/explanation",
+        """The JSON form, as `explanation.schema.json` describes it; a number that is not finite is null.
+
+        Pictures stay in the file form.
+        """
+        form = {
+            "schema": SCHEMA,
             "version": VERSION,
             "stream": self.stream,
             "units": {name: part for name, part in asdict(self.units).items() if part is not None},
-            "scores": self.scores.tolist(),
+            "scores": self.scores,
             "method": self.method,
-            "target": dict(self.target),
-            "prediction": dict(self.prediction),
+            "target": self.target,
+            "prediction": self.prediction,
             "base_value": self.base_value,
-            "certificate": dict(self.certificate),
-            "provenance": dict(self.provenance),
-            **{name: part.tolist() for name in _ARRAYS if (part := getattr(self, name)) is not None},
+            "certificate": self.certificate,
+            "provenance": self.provenance,
+            **{name: part for name in _ARRAYS if (part := getattr(self, name)) is not None},
         }
+        plain: dict[str, Any] = _plain(form)
+        return plain
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file: arrays as tensors, the rest as JSON metadata."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         arrays = {name: getattr(self, name) for name in ("scores", "picture", *_ARRAYS)}
         about = {key: value for key, value in self.to_dict().items() if key not in arrays}
-        save_file(
+        content = save(
             {name: np.ascontiguousarray(part) for name, part in arrays.items() if part is not None},
-            str(path),
-            metadata={"clearhead": json.dumps(about, ensure_ascii=False)},
+            metadata={"clearhead": json.dumps(about, ensure_ascii=False, allow_nan=False)},
         )
+        with whole(path) as partial:
+            partial.write_bytes(content)
         return Path(path)
 
     def plot(
@@ -174,7 +204,8 @@ class Explanation:
 
         text = page([self])
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            with whole(path) as partial:
+                partial.write_text(text, encoding="utf-8")
         return text
 
     def _repr_html_(self) -> str:
@@ -189,10 +220,12 @@ class Explanation:
 
     def __repr__(self) -> str:
         top = ", ".join(f"{name} {score:.3g}" for name, score in self.top(3))
-        return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {self.units.kind}s; top: {top})"
+        kinds = "patches" if self.units.kind == "patch" else f"{self.units.kind}s"
+        return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {kinds}; top: {top})"
 
 
 _ARRAYS = ("matrix", "per_layer", "per_head")
+_PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 
 def load(path: str | Path) -> Explanation:
@@ -201,30 +234,56 @@ def load(path: str | Path) -> Explanation:
 
     try:
         with safe_open(str(path), framework="np") as file:
-            about = json.loads((file.metadata() or {})["clearhead"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = (file.metadata() or {}).get("clearhead")
+            if found is None:
+                raise ValueError("it holds tensors of something else")
+            about = json.loads(found)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
-    except (SafetensorError, KeyError, ValueError, IsADirectoryError) as problem:
+    except (SafetensorError, ValueError, OSError) as problem:
         raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({problem})") from None
     return from_parts(about, arrays)
 
 
 def from_dict(data: Mapping[str, Any]) -> Explanation:
-    """The explanation whose `to_dict()` this is."""
-    arrays = {name: np.asarray(data[name]) for name in ("scores", *_ARRAYS) if data.get(name) is not None}
+    """The explanation whose `to_dict()` this is; null among its numbers is NaN."""
+    found = {name: data.get(name) for name in ("scores", *_ARRAYS)}
+    try:
+        arrays = {name: np.asarray(part, dtype=float) for name, part in found.items() if part is not None}
+    except (TypeError, ValueError) as problem:
+        raise InputError(f"this is not an explanation that clearhead wrote ({problem})") from None
     return from_parts(data, arrays)
 
 
 def from_parts(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Explanation:
-    if about.get("schema") != "clearhead/explanation":
+    if about.get("schema") != SCHEMA or not isinstance(about.get("version"), int):
         raise InputError("this is not an explanation that clearhead wrote")
     if about["version"] > VERSION:
         raise InputError(f"written by a newer clearhead (form {about['version']}, this one reads up to {VERSION})")
-    frozen = {key: _frozen(value) if isinstance(value, list) else value for key, value in about["units"].items()}
-    plain = {key: about[key] for key in ("method", "target", "prediction", "base_value", "certificate", "provenance")}
-    return Explanation(units=Units(**frozen), **plain, **arrays)  # type: ignore[arg-type]
+    try:
+        units = Units(**{key: _frozen(value) for key, value in about["units"].items()})
+        plain = {name: about[name] for name in _PLAIN}
+        made = Explanation(units=units, **plain, **arrays)  # type: ignore[arg-type]
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise InputError(f"this explanation is damaged: {type(problem).__name__} {problem}") from None
+    if made.scores.shape != (len(units),):
+        raise InputError(f"this explanation is damaged: {made.scores.shape} scores for {len(units)} units")
+    return made
 
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON knows: a number that is not finite becomes null."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

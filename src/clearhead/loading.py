@@ -1,10 +1,12 @@
 """Names, folders or objects → an `Explainer`. Safetensors only, no remote code."""
 
+import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from clearhead.errors import InputError, Refusal
@@ -19,6 +21,9 @@ AUTO_CLASSES = {
     "ForImageClassificationWithTeacher": "AutoModelForImageClassification",
 }
 
+#: What transformers raises for files that are missing, damaged or in need of another package.
+_PROBLEMS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+
 
 def load(
     model: Any,
@@ -29,22 +34,26 @@ def load(
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
 ) -> Explainer:
-    """An `Explainer` for a zoo model ("zoo:sentiment"), a folder, a hub name, a model, (model, processor) or a pipeline.
+    """An `Explainer` for a zoo model ("zoo:sentiment"), a folder, a hub name, a model, (model, processor), a pipeline.
 
-    device: where to put the model (a model given as an object stays where it is unless this is given)
-    dtype: as in transformers; by default half-precision weights are widened to float32 on a CPU
+    device: where to put the model; a model given as an object stays where it is, and a copy of it is moved
+    dtype: as in transformers ("auto": as stored); by default a file's half-precision weights are widened on a CPU
     readout: which row speaks for the target, where clearhead does not know the architecture
     """
+    place = None if device is None else _as_device(device)
+    kind = None if dtype in (None, "auto") else _as_dtype(dtype)
     if isinstance(model, str | Path):
-        model, opened = _open(str(model), dtype, revision)
-        processor = processor or opened
-        model = model.to(device or "cpu")
+        model, processor = _open(str(model), revision, processor)
+        place = place or torch.device("cpu")
+        half = model.dtype in (torch.float16, torch.bfloat16)
+        if kind is None and dtype is None and half and place.type == "cpu":
+            kind = torch.float32
+        model = model.to(place, kind or model.dtype).eval()
     else:
         model, processor = _unwrapped(model, processor)
-        if device is not None:
-            model = model.to(device)
-        if dtype is not None:
-            model = model.to(_as_dtype(dtype))
+        moved = place is not None and not str(model.device).startswith(str(place))
+        if moved or kind not in (None, model.dtype):  # the caller's own model stays where and as it is
+            model = copy.deepcopy(model).to(place or model.device, kind or model.dtype)
     return Explainer(subject_for(model, processor, readout))
 
 
@@ -57,43 +66,54 @@ def models() -> dict[str, dict[str, Any]]:
     return {name: clearhead_zoo.card(name) for name in clearhead_zoo.names()}
 
 
-def _open(name: str, dtype: str | torch.dtype | None, revision: str | None) -> tuple[Any, Any]:
+def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
     import transformers
 
     place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
     try:
         config = transformers.AutoConfig.from_pretrained(place, revision=revision)
-    except (OSError, ValueError) as problem:
+    except _PROBLEMS as problem:
+        if (Path(place) / "adapter_config.json").is_file():
+            raise InputError(f"{name!r} holds adapters: load them onto their model with peft and give that") from None
         raise InputError(
             f"cannot open {name!r} as a model: {_first_line(problem)} Give a zoo model (clearhead models lists them), "
             "a folder written by save_pretrained, or a hub name"
         ) from None
-    architecture = (getattr(config, "architectures", None) or ["?"])[0]
+    architecture = (getattr(config, "architectures", None) or ["model of unknown architecture"])[0]
     auto = next((auto for ending, auto in AUTO_CLASSES.items() if architecture.endswith(ending)), None)
     if auto is None:
         accepted = ", ".join(f"*{ending}" for ending in AUTO_CLASSES)
         raise Refusal(f"{name} is a {architecture}; by name clearhead opens {accepted}. Load others as objects")
     try:
         opener = getattr(transformers, architecture, None) or getattr(transformers, auto)
-        model = opener.from_pretrained(place, config=config, revision=revision, use_safetensors=True, dtype="auto")
-    except (OSError, ValueError) as problem:
+        how = {"config": config, "revision": revision, "use_safetensors": True, "dtype": "auto"}
+        model, report = opener.from_pretrained(place, output_loading_info=True, **how)
+    except _PROBLEMS as problem:
         raise InputError(
             f"cannot load the weights of {name!r}: {_first_line(problem)} Only safetensors are opened, since pickled "
             "weights can run code; convert them with transformers' save_pretrained"
         ) from None
-    wide = torch.float32 if model.dtype in (torch.float16, torch.bfloat16) else model.dtype
-    return model.to(_as_dtype(dtype) if dtype is not None else wide).eval(), _open_processor(place, auto, revision)
+    if report["missing_keys"]:  # transformers fills them in at random
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise InputError(
+            f"{name!r} lacks weights of {architecture} ({missing} …): it has not been trained for this task"
+        )
+    return model, processor or _open_processor(place, auto, revision)
 
 
 def _open_processor(place: str, auto: str, revision: str | None) -> Any:
     import transformers
 
+    kind = "image processor" if "Image" in auto else "tokenizer"
     opener = transformers.AutoImageProcessor if "Image" in auto else transformers.AutoTokenizer
     try:
-        return opener.from_pretrained(place, revision=revision)
-    except (OSError, ValueError) as problem:
-        kind = "image processor" if "Image" in auto else "tokenizer"
+        opened = opener.from_pretrained(place, revision=revision)
+    except _PROBLEMS as problem:
         raise InputError(f"the model is there, but its {kind} is not: {_first_line(problem)}") from None
+    # Where a tokenizer's files are missing, transformers makes one that knows no word at all.
+    if kind == "tokenizer" and len(opened) <= len(opened.all_special_ids):
+        raise InputError(f"the model is there, but its {kind} is not: there is no vocabulary in {place!r}")
+    return opened
 
 
 def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
@@ -122,14 +142,23 @@ def _zoo_path(name: str) -> str:
 
     try:
         return str(clearhead_zoo.path(name))
-    except (KeyError, ValueError) as problem:
+    except (LookupError, ValueError) as problem:
         raise InputError(str(problem.args[0])) from None
 
 
-def _as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise InputError(f"dtype={dtype!r} is not known: say float32, float64, float16 or bfloat16")
+    return found
+
+
+def _as_device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        raise InputError(f"device={str(device)!r} cannot be used here: {_first_line(problem)} cpu always can") from None
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, Protocol
 
 import torch
@@ -37,15 +38,22 @@ class Label:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Why `a` and not `b`: the difference of two classes. Leave out `a` for the predicted class."""
+    """Why `a` and not `b`: the difference of two classes or words. `a` may be None, for the predicted one.
+
+    Where a text has several masked positions, `mask` says which is meant.
+    """
 
     a: str | int | None
     b: str | int
+    mask: int | None = None
 
 
 @dataclass(frozen=True)
 class MaskedWord:
-    """A word at one of several masked positions; leave out the word for the predicted one."""
+    """A word at one of several masked positions; leave out the word for the predicted one.
+
+    A word is what stands after a space ("he" is RoBERTa's "Ġhe"); a piece inside a word goes by its own name ("##ing").
+    """
 
     word: str | int | None = None
     mask: int = 0
@@ -67,7 +75,7 @@ class Target:
 
     @property
     def mask(self) -> int | None:
-        return self.wanted.mask if isinstance(self.wanted, MaskedWord) else None
+        return self.wanted.mask if isinstance(self.wanted, MaskedWord | Contrast) else None
 
     def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
         """The class explained, and the one it is held against."""
@@ -81,6 +89,8 @@ class Target:
             case MaskedWord(word):
                 return index(word), None
             case Contrast(a, b):
+                if index(a) == index(b):
+                    raise InputError(f"a contrast of {labels.label_name(index(b))!r} with itself explains nothing")
                 return index(a), index(b)
             case _:
                 return index(None), None
@@ -121,9 +131,13 @@ def make_target(given: TargetLike, scale: str = "logit") -> Target:
         raise unknown("scale", scale, SCALES)
     if given is None:
         return Target(Predicted(), scale)  # type: ignore[arg-type]
-    if isinstance(given, str | int) and not isinstance(given, bool):
+    if isinstance(given, Integral) and not isinstance(given, bool):  # numpy's whole numbers, too
+        return Target(Label(int(given)), scale)
+    if isinstance(given, str):
         return Target(Label(given), scale)  # type: ignore[arg-type]
-    if isinstance(given, Predicted | Label | Contrast | MaskedWord) or callable(given):
+    if isinstance(given, Predicted | Label | Contrast | MaskedWord) or (
+        callable(given) and not isinstance(given, type)
+    ):
         return Target(given, scale)  # type: ignore[arg-type]
     raise InputError(
         f"target={given!r} is no target: give a label, an index, clearhead.Contrast(a, b), "

@@ -1,9 +1,11 @@
 """One coordinate system for what gets a score: tokens, words and sentences of texts, patches of a picture."""
 
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -14,10 +16,10 @@ from clearhead.errors import InputError
 Span = tuple[int, int]
 Box = tuple[float, float, float, float]
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# A word is a run of letters and digits (apostrophes and hyphens inside), one ideograph, or one sign.
-_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:['’\-][^\W{_CJK}]+)*|[^\w\s]")
-_SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'”’)\]]*(?=\s|$)|\n{2,}")
+#: The levels of a text, from small to large.
+LEVELS = ("token", "word", "sentence")
+_TITLES = "".join(rf"(?<!\b{title})" for title in ("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "vs"))
+_SENTENCE_END = re.compile(rf"(?:[!?…]|{_TITLES}\.)[.!?…]*[\"'”’)\]]*(?=\s|$)|[。！？]+[\"'”’」』）]*|\n\s*\n")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Units:
             raise InputError(f"a picture has patches, not {kind}s")
         if kind == self.kind:
             return self, np.arange(len(self))
+        if kind not in LEVELS[1:] or self.kind in LEVELS[LEVELS.index(kind) :]:
+            raise InputError(f"{self.kind}s can be merged into larger units ({', '.join(LEVELS)}), not into {kind!r}")
         parents = _by_characters(self, kind) if self.offsets is not None else _by_marks(self.names, self.special, kind)
         starts = [0, *(i for i in range(1, len(parents)) if parents[i] != parents[i - 1])]
         groups = [list(range(start, stop)) for start, stop in pairwise([*starts, len(self)])]
@@ -95,32 +99,60 @@ def spans(text: str, kind: str) -> list[Span]:
     ["Don't panic.", 'Go!']
     """
     if kind == "word":
-        return [match.span() for match in _WORD.finditer(text)]
+        return [match.span() for match in _word_pattern().finditer(text)]
     if kind == "sentence":
-        ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+        inside = {end: stop for start, stop in spans(text, "word") for end in range(start + 1, stop)}
+        ends = [inside.get(match.end(), match.end()) for match in _SENTENCE_END.finditer(text)]  # no word is cut
         found = [_trimmed(text, start, stop) for start, stop in pairwise([0, *ends, len(text)])]
         return [span for span in found if span[0] < span[1]]
     raise InputError(f"units can be merged into words or sentences, not {kind!r}")
 
 
+@cache
+def _word_pattern() -> re.Pattern[str]:
+    """A word is a run of letters and digits (apostrophes and hyphens inside), one ideograph, or a sign (repeated).
+
+    Marks (accents, vowel signs, joiners) belong to what stands before them. Built when first used: Python's
+    expressions have no class for marks.
+    """
+    marks = "".join(chr(i) for i in range(0x300, 0x1E950) if unicodedata.category(chr(i))[0] == "M")
+    mark = f"[{marks}\U000e0100-\U000e01ef\u00ad\u200c\u200d\u2060]"
+    ideographs = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+    run = rf"[^\W{ideographs}](?:[^\W{ideographs}]|{mark})*"
+    number = r"(?<=\d)[.,](?=\d)"
+    flag = "[\U0001f1e6-\U0001f1ff]{2}"
+    sign = rf"([^\w\s])(?:\1|{mark}|[\U0001f3fb-\U0001f3ff]|(?<=\u200d)[^\w\s])*"
+    return re.compile(rf"[{ideographs}]{mark}*|{run}(?:(?:['’\-]|{number}){run})*|{flag}|{sign}")
+
+
 def _trimmed(text: str, start: int, stop: int) -> Span:
     piece = text[start:stop]
-    return start + len(piece) - len(piece.lstrip()), stop - (len(piece) - len(piece.rstrip()))
+    stop -= len(piece) - len(piece.rstrip())
+    return min(start + len(piece) - len(piece.lstrip()), stop), stop
 
 
 def _by_characters(units: Units, kind: str) -> list[object]:
-    """A token belongs to the word that holds its first visible character; one of white space alone to the next word."""
+    """A token belongs to the word that holds its characters; one of white space alone to the word that follows.
+
+    A token that covers several words makes one of them: no token is ever split.
+    """
     assert units.offsets is not None
     ends = [[stop for _, stop in spans(text, kind)] for text in units.texts]
     segments = units.segments or (0,) * len(units)
     parents: list[object] = []
-    for place, (segment, (start, stop)) in enumerate(zip(segments, units.offsets, strict=True)):
+    reached = [-1] * len(units.texts)  # how far the tokens before came, and the word that they began
+    current = [-1] * len(units.texts)
+    for place, (segment, span) in enumerate(zip(segments, units.offsets, strict=True)):
         if units.special[place]:
             parents.append(("special", place))
             continue
-        text = units.texts[segment]
-        start += len(text[start:stop]) - len(text[start:stop].lstrip())
-        parents.append((segment, min(bisect_right(ends[segment], start), len(ends[segment]) - 1)))
+        start, stop = _trimmed(units.texts[segment], *span)
+        last = len(ends[segment]) - 1
+        first = min(bisect_right(ends[segment], start if start < stop else span[0]), last)
+        if first > reached[segment]:
+            current[segment] = first
+        reached[segment] = max(reached[segment], first, min(bisect_right(ends[segment], stop - 1), last))
+        parents.append((segment, current[segment]))
     return parents
 
 
@@ -142,11 +174,13 @@ def _joined(units: Units, kind: str, groups: list[list[int]]) -> Units:
         names = ["".join(units.names[i].removeprefix("##").lstrip("Ġ▁") for i in group) for group in groups]
         return replace(units, kind=kind, names=tuple(names), special=tuple(units.special[g[0]] for g in groups))
     segments = units.segments or (0,) * len(units)
-    offsets = [(units.offsets[g[0]][0], max(units.offsets[i][1] for i in g)) for g in groups]
-    offsets = [
-        span if units.special[g[0]] else _trimmed(units.texts[segments[g[0]]], *span)
-        for g, span in zip(groups, offsets, strict=True)
-    ]
+    offsets = [(min(units.offsets[i][0] for i in g), max(units.offsets[i][1] for i in g)) for g in groups]
+    for place, g in enumerate(groups):
+        if not units.special[g[0]]:
+            text = units.texts[segments[g[0]]]
+            after = groups[place + 1][0] if place + 1 < len(groups) else g[0]
+            same = after > g[0] and not units.special[after] and segments[after] == segments[g[0]]
+            offsets[place] = _extent(text, *offsets[place], units.offsets[after][0] if same else len(text))
     names = [
         units.names[g[0]] if units.special[g[0]] else units.texts[segments[g[0]]][span[0] : span[1]]
         for g, span in zip(groups, offsets, strict=True)
@@ -159,6 +193,49 @@ def _joined(units: Units, kind: str, groups: list[list[int]]) -> Units:
         segments=tuple(segments[g[0]] for g in groups),
         offsets=tuple(offsets),
     )
+
+
+def _extent(text: str, start: int, stop: int, limit: int) -> Span:
+    """Without the white space around, and with the marks and control characters that a tokenizer dropped after it."""
+    start, stop = _trimmed(text, start, stop)
+    while stop < limit and not text[stop].isspace() and unicodedata.category(text[stop])[0] in "MC":
+        stop += 1
+    return start, stop
+
+
+def located(pieces: Sequence[str], text: str) -> tuple[Span, ...] | None:
+    """Where each piece lies in the text, for tokenizers that do not say; None if that cannot be told for sure.
+
+    >>> located(["He", "llo", "<unk>", "."], "hello café.")
+    ((0, 2), (2, 5), (6, 10), (10, 11))
+    """
+    folded = [(_folded(sign), place) for place, sign in enumerate(text)]
+    characters = "".join(sign for sign, _ in folded)
+    origin = [place for sign, place in folded for _ in sign] + [len(text)]
+    found: list[Span | None] = []
+    cursor = 0
+    for piece in pieces:
+        surface = _folded(piece).strip()
+        start = characters.find(surface, cursor) if surface else cursor
+        known = start >= 0 and (not characters[cursor:start].strip() or (found and found[-1] is None))
+        found.append((start, start + len(surface)) if known else None)
+        cursor = start + len(surface) if known else cursor
+    for place, span in enumerate(found):  # what lies between its neighbours is an unknown piece's
+        if span is None:
+            before = found[place - 1] if place else (0, 0)
+            after = found[place + 1] if place + 1 < len(found) else (len(characters), 0)
+            if before is None or after is None:
+                return None
+            found[place] = _trimmed(characters, before[1], after[0])
+    whole = [span for span in found if span is not None]
+    if any(characters[a[1] : b[0]].strip() for a, b in pairwise([(0, 0), *whole, (len(characters), 0)])):
+        return None
+    return tuple((origin[start], origin[stop - 1] + 1 if stop > start else origin[start]) for start, stop in whole)
+
+
+def _folded(text: str) -> str:
+    """Case, accents and widths set aside."""
+    return "".join(sign for sign in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(sign))
 
 
 def numbered(count: int, stream: str, names: Sequence[str] | None = None, special: Sequence[bool] = ()) -> Units:

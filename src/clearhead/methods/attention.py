@@ -1,6 +1,6 @@
 """Raw attention: what the read-out row looks at, as is.
 
-    r = w · E_h A_l          w: read-out, mean over the chosen layers (the last one by default)
+r = w · E_h A_l          w: read-out, mean over the chosen layers (the last one by default)
 """
 
 from jaxtyping import Float

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from operator import index
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -142,6 +143,42 @@ def register(name: str, *, asks: tuple[str, ...] = (), **declared: Any) -> Calla
     return decorate
 
 
+def _layers(given: Any) -> Layers:
+    ends = given
+    if isinstance(given, range):
+        ends = (given.start, given.stop) if given.step == 1 else ()
+    try:
+        first, stop = ends
+        return None if first is None else index(first), None if stop is None else index(stop)
+    except (TypeError, ValueError):
+        said = f"layers={given!r} is not a half-open range: say (first, stop), e.g. (-4, None) or (0, 6)"
+        raise InputError(said) from None
+
+
+def _heads(given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(index(head) for head in given)
+    except TypeError:
+        said = f"heads={given!r} is not a list of heads: say which ones, counted from 0, e.g. [0, 3]"
+        raise InputError(said) from None
+
+
+def _rows(given: Any) -> str:
+    if given != "all":
+        raise InputError(f"rows={given!r} is not known: leave it out for the read-out, or say rows='all'")
+    return "all"
+
+
+def _per(given: Any) -> Per:
+    if given not in ("layer", "head"):
+        raise InputError(f"per={given!r} is not known: say 'layer' or 'head'")
+    return given
+
+
+#: The options that methods share, and how each is made sure of.
+SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows, "per": _per}
+
+
 @dataclass(frozen=True)
 class Method:
     """A method with its own arguments: `clearhead.Method("generic", layers=(-4, None))`.
@@ -156,11 +193,17 @@ class Method:
     def __init__(self, name: str, **options: Any) -> None:
         if name not in REGISTRY:
             raise unknown("method", name, sorted(REGISTRY))
-        accepted = {*self.option_names(name), "layers", "heads", "rows", "per"}
+        accepted = {*self.option_names(name), *SHARED}
         for option in options:
             if option not in accepted:
                 raise unknown(f"option of {name}", option, sorted(accepted))
-        frozen = {key: tuple(value) if isinstance(value, list | range) else value for key, value in options.items()}
+        given = {key: value for key, value in options.items() if value is not None or key not in SHARED}
+        for key in given:
+            if key in ("layers", "heads", "rows") and key not in REGISTRY[name].declaration.has:
+                with_it = ", ".join(sorted(n for n, cls in REGISTRY.items() if key in cls.declaration.has))
+                raise InputError(f"{name} has no {key}=: methods that have it are {with_it}")
+        frozen = {key: SHARED[key](value) if key in SHARED else value for key, value in given.items()}
+        frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in frozen.items()}
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", tuple(sorted(frozen.items())))
 
@@ -181,12 +224,7 @@ class Method:
 
     def defaults(self, **options: Any) -> "Method":
         """This method with options that it has and was not given."""
-        has = self.declaration.has
         extra = {key: value for key, value in options.items() if value is not None and key not in dict(self.options)}
-        for key in extra:
-            if key in ("layers", "heads", "rows") and key not in has:
-                with_it = ", ".join(sorted(n for n, cls in REGISTRY.items() if key in cls.declaration.has))
-                raise InputError(f"{self.name} has no {key}=: methods that have it are {with_it}")
         return Method(self.name, **dict(self.options), **extra)
 
     def __str__(self) -> str:
@@ -194,14 +232,13 @@ class Method:
         return f"{self.name}({inside})" if inside else self.name
 
 
-def layer_range(layers: Layers | range | None, count: int) -> range:
+def layer_range(layers: Layers | None, count: int) -> range:
     """Half-open, negative from the end, as in a slice.
 
     >>> layer_range((-4, None), 12), layer_range(None, 3)
     (range(8, 12), range(0, 3))
     """
-    given = (layers.start, layers.stop) if isinstance(layers, range) else layers or (None, None)
-    chosen = range(count)[slice(*given)]
+    chosen = range(count)[slice(*layers or (None, None))]
     if not chosen:
         raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
     return chosen

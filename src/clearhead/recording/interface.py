@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from clearhead.errors import Refusal
-from clearhead.recording.scope import attention_implementation, hooks
+from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -53,18 +53,25 @@ class Captured:
 class _Listener:
     """Collects the calls of the pass that runs in this thread."""
 
-    def __init__(self, names: dict[int, str], blocks: dict[int, nn.Module]) -> None:
-        self.names, self.blocks = names, blocks
+    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module]) -> None:
+        self.model, self.blocks = type(model).__name__, blocks
+        self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.block_inputs: dict[int, Tensor] = {}
 
+    def name_of(self, module: nn.Module) -> str:
+        return self.names.get(id(module), type(module).__name__)
+
     def hear(self, module: nn.Module, attention: Tensor, values: Tensor, output: Tensor) -> None:
         if attention is None:
-            raise Refusal(f"the eager attention of {type(module).__name__} returns no probabilities to record")
+            raise Refusal(
+                f"{self.model}: the eager attention of {self.name_of(module)} ({type(module).__name__}) returns no "
+                "probabilities to record"
+            )
         block = self.blocks.get(id(module))
         self.calls.append(
             Captured(
-                module=self.names.get(id(module), type(module).__name__),
+                module=self.name_of(module),
                 attention=attention,
                 values=values,
                 output=output,
@@ -78,29 +85,41 @@ _active = threading.local()
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    output, attention = eager_of(module)(module, query, key, value, attention_mask, **kwargs)
+) -> tuple[Tensor, Tensor | None]:
     listener = getattr(_active, "listener", None)
-    if listener is not None:
-        listener.hear(module, attention, value, output)
+    if listener is None:
+        # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
+        own = implementation_of(module.config)
+        forward = eager_of(module) if own == "eager" else AttentionInterface()[own]
+        return forward(module, query, key, value, attention_mask, **kwargs)
+    eager = eager_of(
+        module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
+    )
+    output, attention = eager(module, query, key, value, attention_mask, **kwargs)
+    listener.hear(module, attention, value, output)
     return output, attention
+
+
+def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    if getattr(_active, "listener", None) is None and config is not None:
+        return AttentionMaskInterface()[implementation_of(config)](*args, config=config, **kwargs)
+    mask = eager_mask(*args, config=config, **kwargs)
+    # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
+    return mask if mask is None or mask.dtype != torch.float64 else mask.clamp(min=torch.finfo(torch.float32).min)
 
 
 AttentionInterface.register(NAME, _attention)
 # Without a mask function of the same name transformers drops the padding mask in silence.
-AttentionMaskInterface.register(NAME, eager_mask)
+AttentionMaskInterface.register(NAME, _mask)
 
 
-def eager_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor, Tensor]]:
     """The `eager_attention_forward` that stands beside the module's class."""
     for cls in type(module).__mro__:
         eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if eager is not None:
             return eager
-    raise Refusal(
-        f"{type(module).__module__} has no eager_attention_forward beside {type(module).__name__}: "
-        "its attention cannot be recorded exactly"
-    )
+    raise Refusal(f"{problem}{type(module).__module__} has no eager_attention_forward beside {type(module).__name__}")
 
 
 def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
@@ -121,21 +140,20 @@ def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
 def capture(model: nn.Module, block_inputs: bool = False, projections: bool = False) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`."""
     blocks = blocks_of(model)
-    listener = _Listener({id(module): name for name, module in model.named_modules()}, blocks)
+    listener = _Listener(model, blocks)
     handles: list[Any] = []
     if block_inputs:
         unique = {id(block): block for block in blocks.values()}
         handles += [
-            block.register_forward_pre_hook(_remember_input(listener.block_inputs), with_kwargs=True)
-            for block in unique.values()
+            block.register_forward_pre_hook(_remember_input(listener), with_kwargs=True) for block in unique.values()
         ]
     if projections:
         handles += [
             module.register_forward_pre_hook(_recognise_projection(listener))
             for module in model.modules()
-            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 2
+            if getattr(getattr(module, "weight", None), "ndim", 0) == 2
         ]
-    outer = getattr(_active, "listener", None)
+    outer: _Listener | None = getattr(_active, "listener", None)
     with hooks(handles), attention_implementation(model, NAME):
         _active.listener = listener
         try:
@@ -144,9 +162,15 @@ def capture(model: nn.Module, block_inputs: bool = False, projections: bool = Fa
             _active.listener = outer
 
 
-def _remember_input(block_inputs: dict[int, Tensor]) -> Callable[..., None]:
+def _listening(listener: _Listener) -> bool:
+    """Hooks fire in every thread that uses the model; only the recorded pass is listened to."""
+    return getattr(_active, "listener", None) is listener
+
+
+def _remember_input(listener: _Listener) -> Callable[..., None]:
     def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        block_inputs[id(block)] = args[0] if args else kwargs["hidden_states"]
+        if _listening(listener):
+            listener.block_inputs[id(block)] = args[0] if args else kwargs["hidden_states"]
 
     return hook
 
@@ -156,9 +180,10 @@ def _recognise_projection(listener: _Listener) -> Callable[..., None]:
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
         last = listener.calls[-1] if listener.calls else None
-        if last is None or last.output is None or last.output_projection is not None or not args:
+        if not _listening(listener) or last is None or last.output is None or not args:
             return
-        if isinstance(args[0], Tensor) and _same_numbers(args[0], last.output):
+        fresh = last.output_projection is None and isinstance(args[0], Tensor)
+        if fresh and _same_numbers(args[0], last.output):
             weight = module.weight
             assert isinstance(weight, Tensor)
             # GPT-2's Conv1D stores its weight as input × output.

@@ -1,6 +1,7 @@
 """One forward and one backward pass: what was asked for, handed over call by call, the last call first."""
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.errors import Refusal
+from clearhead.errors import InputError, Refusal
 from clearhead.recording import interface, returned
 from clearhead.recording.interface import Captured
 from clearhead.recording.scope import at_rest, hooks, lock_of
@@ -64,10 +65,11 @@ class Recorder:
         with self.lock:
             self.test(inputs, leaf)
             with at_rest(self.model), torch.inference_mode(False), torch.set_grad_enabled(bool(wanted & GRADIENTS)):
-                output, calls, vectors = self._forward(inputs, wanted, leaf)
+                output, calls, starts = self._forward(inputs, wanted, leaf)
+                vectors = starts[0] if starts else None
                 number = value(output)
                 visits = _Visits(calls, layers or range(len(calls)), wanted, visit, stream)
-                gradient = _backward(number, visits, vectors if "input_gradient" in wanted else None)
+                gradient = _backward(number, visits, vectors if "input_gradient" in wanted else None, starts[1:])
                 visits.finish()
         return Tape(
             inputs=_plain(vectors) if wanted & {"inputs", "input_gradient"} else None,
@@ -91,7 +93,7 @@ class Recorder:
 
     def _forward(
         self, inputs: Mapping[str, Any], asks: Asks, leaf: str, path: str | None = None
-    ) -> tuple[Any, list[Captured], Tensor | None]:
+    ) -> tuple[Any, list[Captured], list[Tensor]]:
         path = path or (self.tested.path if self.tested else "interface")
         block_inputs = bool(asks & {"block_input", "block_input_gradient"})
         seen: list[Tensor] = []
@@ -115,7 +117,7 @@ class Recorder:
                 reader = stack.enter_context(returned.capture(self.model, block_inputs))
                 output = self.model(**given, output_attentions=True)
                 calls = reader.calls(output)
-        return output, calls, seen[0] if seen else None
+        return output, calls, seen
 
     def _self_test(self, inputs: Mapping[str, Any], leaf: str) -> SelfTest:
         asks: Asks = frozenset({"attention"})
@@ -131,7 +133,10 @@ class Recorder:
                 raise Refusal(f"{name} made no attention call that could be recorded: is it a model without attention?")
             expected = expected_calls(self.model.config)
             if expected is not None and len(calls) != expected:
-                raise Refusal(f"{name} has {expected} attention layers but {len(calls)} calls were recorded ({path} path)")
+                raise Refusal(
+                    f"{name} has {expected} attention layers but {len(calls)} calls were recorded through the {path}: "
+                    + ", ".join(call.module for call in calls)
+                )
             tolerance = TOLERANCE.get(real.dtype, 1e-3)
             rebuild = None
             if path == "interface":
@@ -139,12 +144,40 @@ class Recorder:
                 rebuild = max(errors)
                 if not rebuild <= tolerance:
                     worst = calls[errors.index(rebuild)].module
-                    raise Refusal(f"{name}: the attention recorded in {worst} is not what it used (error {rebuild:.1e})")
-            error = float((_first_tensor(output) - real).abs().max() / real.abs().max().clamp(min=1e-12))
-            if not error <= tolerance:
-                raise Refusal(f"{name}: logits change by {error:.1e} (relative) when its attention is recorded")
+                    raise Refusal(
+                        f"{name}: the attention recorded in {worst} is not what it used (relative error {rebuild:.1e})"
+                    )
+            error = _gap(_first_tensor(output), real)
+            for given in (inputs, _last_hidden(inputs)) if path == "interface" else (inputs,):
+                if given is not inputs:
+                    real, output = _first_tensor(self.model(**given)), self._forward(given, asks, leaf, path)[0]
+                if not (gap := _gap(_first_tensor(output), real)) <= tolerance:
+                    padded = "" if given is inputs else " and part of the input is hidden as padding"
+                    raise Refusal(
+                        f"{name}: logits change by {gap:.1e} (relative) when its attention is recorded{padded}; "
+                        f"the first layer to differ is {self._first_to_differ(given, leaf, tolerance)}"
+                    )
         shapes = tuple((len(call.attention), *call.attention.shape[2:]) for call in calls)
         return SelfTest(path, error, rebuild, shapes)
+
+    def _first_to_differ(self, inputs: Mapping[str, Any], leaf: str, tolerance: float) -> str:
+        """The first layer whose output changes when the model is recorded."""
+        blocks = {id(block) for block in interface.blocks_of(self.model).values()}
+        layers = {name: module for name, module in self.model.named_modules() if id(module) in blocks}
+        seen: list[tuple[str, Tensor]] = []
+
+        def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor):
+                seen.append((name, first))
+
+        with hooks([module.register_forward_hook(partial(remember, name)) for name, module in layers.items()]):
+            self.model(**inputs)
+            real = list(seen)
+            seen.clear()
+            self._forward(inputs, frozenset(), leaf, "interface")
+        pairs = zip(real, seen, strict=False)
+        return next((name for (name, one), (_, two) in pairs if not _gap(two, one) <= tolerance), "none: its head")
 
 
 class _Visits:
@@ -158,7 +191,7 @@ class _Visits:
 
     def sources(self) -> list[tuple[int, str, Tensor]]:
         """The graph nodes whose gradients are waited for."""
-        found = []
+        found: list[tuple[int, str, Tensor]] = []
         for layer in self.layers:
             for ask in self.wanted:
                 node = getattr(self.calls[layer], ask.removesuffix("_gradient"))
@@ -198,14 +231,24 @@ class _Visits:
         self.visit(record)
 
 
-def _backward(number: Float[Tensor, "batch"], visits: _Visits, leaf: Tensor | None) -> Tensor | None:
-    """Gradients with respect to what was asked for, and nothing else: never a weight's."""
+def _backward(
+    number: Float[Tensor, "batch"], visits: _Visits, leaf: Tensor | None, others: Sequence[Tensor] = ()
+) -> Tensor | None:
+    """Gradients with respect to what was asked for, and nothing else: never a weight's.
+
+    `others` are further starts of the graph: a decoder's first self-attention lies on no way from the encoder.
+    """
     sources = visits.sources()
     if leaf is None and not sources:
         return None
     # A gradient that reaches the lowest call has passed all the others, so only it (or the input) need be asked for.
+    if not number.requires_grad:
+        raise InputError(
+            "the target does not depend on the input through differentiable operations, so it has no gradient: "
+            "compute it from the model's output, without detach() or item()"
+        )
     lowest = [node for layer, _, node in sources if layer == min(visits.layers)]
-    roots = [leaf] if leaf is not None else lowest
+    roots = [*([leaf] if leaf is not None else lowest), *others]
     with hooks([node.register_hook(partial(visits.arrive, layer, ask)) for layer, ask, node in sources]):
         gradients = torch.autograd.grad(number.sum(), roots, allow_unused=True)
     if leaf is None:
@@ -216,11 +259,15 @@ def _backward(number: Float[Tensor, "batch"], visits: _Visits, leaf: Tensor | No
 def _start_at_embeddings(model: nn.Module, seen: list[Tensor]) -> list[Any]:
     """Make the word embeddings the start of the graph; positions and types are added after them."""
 
+    thread = threading.get_ident()
+
     def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if threading.get_ident() != thread:
+            return output  # somebody else's pass through the same model
         seen.append(_as_leaf(output))
         return seen[-1]
 
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)()
     if embeddings is None:
         raise Refusal(f"{type(model).__name__} has no input embeddings to start from")
     # An encoder–decoder looks words up through modules that share one weight: the first look-up is the source.
@@ -237,6 +284,21 @@ def _plain(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the size of `other`."""
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
+
+
+def _last_hidden(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same input with its last token hidden as padding is, where it has tokens to hide."""
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
+        return inputs
+    hidden = mask.clone()
+    hidden[:, -1] = 0
+    return {**inputs, "attention_mask": hidden}
 
 
 def _first_tensor(output: Any) -> Tensor:

@@ -2,12 +2,14 @@
 
 Switching their implementation does nothing, in silence; but the probabilities they return are in the graph."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead.errors import Refusal
 from clearhead.recording.interface import Captured, blocks_of
 from clearhead.recording.scope import hooks, same_attributes
 
@@ -20,6 +22,8 @@ class Returned:
 
     def calls(self, output: Any) -> list[Captured]:
         attentions = getattr(output, "attentions", None) or ()
+        if any(attention is None for attention in attentions):
+            raise Refusal("the model returns no attention: load it with attn_implementation='eager'")
         one_each = len(attentions) == len(self.layers)
         return [
             Captured(
@@ -37,13 +41,15 @@ def capture(model: nn.Module, block_inputs: bool = False) -> Iterator[Returned]:
     layers = attention_layers(model)
     inputs: dict[int, list[Tensor]] = {}
 
+    thread = threading.get_ident()
+
     def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != thread:
+            return  # somebody else's pass through the same model
         inputs.setdefault(id(layer), []).append(args[0] if args else kwargs["hidden_states"])
 
     with same_attributes(model):
-        handles = [
-            layer.register_forward_pre_hook(remember, with_kwargs=True) for _, layer in layers if block_inputs
-        ]
+        handles = [layer.register_forward_pre_hook(remember, with_kwargs=True) for _, layer in layers if block_inputs]
         with hooks(handles):
             yield Returned(layers, inputs)
 

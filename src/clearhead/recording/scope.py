@@ -29,7 +29,7 @@ def lock_of(model: nn.Module) -> Any:
 def configs_of(model: nn.Module) -> list[Any]:
     """Every distinct configuration object in the model, sub-configurations included."""
     found: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
     while waiting:
         config = waiting.pop()
         if id(config) in found or not hasattr(config, "_attn_implementation"):
@@ -39,31 +39,52 @@ def configs_of(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+_switched: dict[int, str] = {}
+
+
+def implementation_of(config: Any) -> str:
+    """The attention implementation that the user chose, also while it is switched."""
+    return _switched.get(id(config)) or config._attn_implementation or "eager"
+
+
 @contextmanager
 def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
     """Switch every configuration of the model to `name`, without the library's checks, and back."""
-    before = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+    now = [(config, config._attn_implementation_internal) for config in configs_of(model)]
+    before = [(config, old) for config, old in now if old != name]
     try:
-        for config, _ in before:
+        for config, old in before:
+            _switched[id(config)] = old or "eager"
             config._attn_implementation_internal = name
         yield
     finally:
         for config, old in before:
             config._attn_implementation_internal = old
+            _switched.pop(id(config), None)
 
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter asking for a gradient: so no weight gradient is ever built or prepared for."""
+    """Evaluation mode, no parameter asking for a gradient: so no weight gradient is ever built or prepared for.
+
+    The user's backward hooks wait, too: this backward pass is not theirs, and torch gives a module that has one copies
+    of its outputs, which lie on no way to the target.
+    """
     training = [module for module in model.modules() if module.training]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tables = [table for module in model.modules() for table in (module._backward_hooks, module._backward_pre_hooks)]
+    waiting = [(table, dict(table)) for table in tables if table]
     try:
         for module in training:
             module.training = False
         for parameter in learning:
             parameter.requires_grad_(False)
+        for table, _ in waiting:
+            table.clear()
         yield
     finally:
+        for table, before in waiting:
+            table.update(before)
         for module in training:
             module.training = True
         for parameter in learning:
@@ -73,17 +94,17 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def same_attributes(model: nn.Module) -> Iterator[None]:
     """Undo hooks and flags that transformers installs for good when asked to return its attentions."""
-    before = [(module, dict(module.__dict__), *(dict(getattr(module, name)) for name in _HOOKS))
-              for module in model.modules()]
+    attributes = [(module, set(module.__dict__)) for module in model.modules()]
+    installed = [(getattr(module, name), dict(getattr(module, name))) for module, _ in attributes for name in _HOOKS]
     try:
         yield
     finally:
-        for module, attributes, *hooks in before:
-            for name in set(module.__dict__) - set(attributes):
+        for module, names in attributes:
+            for name in set(module.__dict__) - names:
                 del module.__dict__[name]
-            for name, old in zip(_HOOKS, hooks, strict=True):
-                getattr(module, name).clear()
-                getattr(module, name).update(old)
+        for now, before in installed:
+            now.clear()
+            now.update(before)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")

@@ -118,7 +118,7 @@ class Tape:
     def load(cls, path: str | Path) -> "Tape":
         with safe_open(str(path), framework="pt") as file:
             about = json.loads(file.metadata()["clearhead"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         calls = [Call(**plain) for plain in about["calls"]]
         for name, part in tensors.items():
             if name.startswith("calls."):

@@ -1,9 +1,10 @@
 """What is explained: a model with its processor, and how it takes input."""
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal, unknown
-from clearhead.targets import Target
+from clearhead.targets import MaskedWord, Target
 from clearhead.units import Units
 
 Readout = str
@@ -47,6 +48,14 @@ class How:
     truncation_side: str | None = None
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None
 
+    def each(self, count: int) -> "list[How]":
+        """One for each of several inputs: their names come as a list of lists."""
+        if self.tokens is None or count == 1:
+            return [self] * count
+        if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
+            raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
+        return [replace(self, tokens=names) for names in self.tokens]
+
 
 @dataclass
 class Subject(ABC):
@@ -65,7 +74,10 @@ class Subject(ABC):
     multi_label: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        config = self.model.config
+        config, takes = self.model.config, getattr(base_model(self.model), "main_input_name", self.leaf)
+        if takes != self.leaf:
+            name = type(base_model(self.model)).__name__
+            raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
         self.labels = {int(index): name for index, name in (getattr(config, "id2label", None) or {}).items()}
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.readout or self.default_readout()
@@ -94,6 +106,8 @@ class Subject(ABC):
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
         """The scores of all classes."""
+        if any(isinstance(target.wanted, MaskedWord) or target.mask is not None for target in targets):
+            raise InputError(f"{type(self.model).__name__} has no masked word to guess: give a label or an index")
         return output.logits
 
     def rows(self, sample: Sample, target: Target) -> dict[int, float]:
@@ -102,15 +116,22 @@ class Subject(ABC):
 
     def label_index(self, label: str | int) -> int:
         if isinstance(label, str):
-            for index, name in self.labels.items():
-                if name.lower() == label.lower():
-                    return index
+            for same in (str, str.casefold):
+                for index, name in self.labels.items():
+                    if same(name) == same(label):
+                        return index
             if not label.lstrip("-").isdigit():
                 raise unknown("label", label, self.labels.values())
             label = int(label)
         if label not in self.labels:
             raise InputError(f"label {label} does not exist: the model has {len(self.labels)} labels, counted from 0")
         return label
+
+    @property
+    def regression(self) -> bool:
+        """Whether the outputs are measures, not classes: they have no probabilities."""
+        kind = getattr(self.model.config, "problem_type", None)
+        return kind == "regression" or (len(self.labels) == 1 and not self.multi_label)
 
     def label_name(self, index: int) -> str:
         return self.labels.get(index, str(index))
@@ -129,8 +150,6 @@ class Subject(ABC):
 
     def accepts(self, argument: str) -> bool:
         """Whether the model's forward takes this argument."""
-        import inspect
-
         return argument in inspect.signature(base_model(self.model).forward).parameters
 
 
@@ -173,19 +192,33 @@ def base_model(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
+def class_names(model: nn.Module) -> list[str]:
+    """The model's class and those it is made from: a class of one's own is taken for what it extends."""
+    return [cls.__name__ for cls in type(base_model(model)).__mro__]
+
+
 def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None) -> Subject:
     """The subject that stands for this class of model."""
-    name = type(base_model(model)).__name__
-    for cls in SUBJECTS:
-        if name.endswith(cls.endings):
-            return cls(model, processor, readout)
+    names = class_names(model)
+    for name in names:
+        for cls in SUBJECTS:
+            if name.endswith(cls.endings):
+                return cls(model, processor, readout)
     accepted = ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
-    raise Refusal(f"clearhead does not know how to explain a {name}; it explains {accepted}")
+    raise Refusal(f"clearhead does not know how to explain a {names[0]}; it explains {accepted}")
 
 
-def split_mapping(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     """A mapping of model inputs, sample by sample, batch axis gone."""
-    parts = {name: torch.as_tensor(part) for name, part in inputs.items() if part is not None}
+    strange = [name for name in inputs if not subject.accepts(name)]
+    if strange:  # most models swallow arguments that they do not know
+        raise InputError(
+            f"{type(subject.model).__name__} takes no {', '.join(strange)}: leave it out of the model inputs"
+        )
+    try:
+        parts = {name: torch.as_tensor(part) for name, part in inputs.items() if part is not None}
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise InputError(f"model inputs must be tensors with a batch axis ({problem})") from None
     if not parts or any(part.dim() == 0 for part in parts.values()):
         raise InputError("model inputs must be tensors with a batch axis")
     sizes = {name: len(part) for name, part in parts.items()}
@@ -193,5 +226,3 @@ def split_mapping(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
         raise InputError(f"model inputs must agree in their batch axis, but have sizes {sizes}")
     count = next(iter(sizes.values()))
     return [{name: part[i] for name, part in parts.items()} for i in range(count)]
-
-

@@ -1,5 +1,6 @@
 """Pictures: classifiers whose units are patches. The grid comes from the model and the picture, never from a root."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,16 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
-from clearhead.subjects.base import How, Readout, Sample, Subject, base_model, register_subject, split_mapping
+from clearhead.subjects.base import (
+    How,
+    Readout,
+    Sample,
+    Subject,
+    base_model,
+    class_names,
+    register_subject,
+    split_mapping,
+)
 from clearhead.targets import Target
 from clearhead.units import patches
 
@@ -26,25 +36,29 @@ class Layout:
 
 def layout_of(model: Any) -> Layout:
     """How a picture becomes a row of tokens in this architecture."""
-    config, name = model.config, type(base_model(model)).__name__
+    config, names = model.config, class_names(model)
     kind = getattr(config, "model_type", "")
     registers = tuple(f"[REG{i}]" for i in range(getattr(config, "num_register_tokens", 0) or 0))
+    first = any(parameter.endswith("cls_token") for parameter, _ in model.named_parameters())
     if kind == "deit":
-        return Layout(("[CLS]", "[DIST]"), "first two" if name.endswith("WithTeacher") else "first")
+        return Layout(("[CLS]", "[DIST]"), "first two" if "DeiTForImageClassificationWithTeacher" in names else "first")
     if kind in ("beit", "data2vec-vision"):
         return Layout(("[CLS]",), "patches" if config.use_mean_pooling else "first")
     if kind in ("dinov2", "dinov2_with_registers"):
-        return Layout(("[CLS]", *registers), "first + patches" if name.endswith("Classification") else "first")
+        return Layout(
+            ("[CLS]", *registers),
+            "first + patches" if any(name.endswith("Classification") for name in names) else "first",
+        )
     if kind == "dinov3_vit":
         return Layout(("[CLS]", *registers), "first + patches")
     if kind in ("swin", "swinv2"):
         # Attention stays inside shifted windows whose grid shrinks: no row of it covers the picture.
         return Layout((), None)
-    if kind in ("siglip_vision_model", "siglip", "ijepa"):
-        return Layout((), "patches")
-    if kind in ("clip", "clip_vision_model"):
-        return Layout(("[CLS]",), "patches")
-    return Layout(("[CLS]",), "first")
+    return Layout(("[CLS]", *registers) if first else (), "first" if first else "patches")
+
+
+#: Models that take pictures of any size as they are, without being asked to interpolate their positions.
+_ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit", "swin", "swinv2")
 
 
 class ImageSubject(Subject):
@@ -53,14 +67,30 @@ class ImageSubject(Subject):
     stream = "image"
     leaf = "pixel_values"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = getattr(self.model.config, "image_size", None)
+        if self.kind.startswith("dinov2") and size is not None and len(set(_pair(size))) > 1:
+            raise Refusal(
+                f"{type(self.model).__name__} takes the root of its number of patches, so config.image_size={size} "
+                "cannot run: keep it square (pictures may be of any shape)"
+            )
+
+    @property
+    def kind(self) -> str:
+        return str(getattr(self.model.config, "model_type", ""))
+
     def default_readout(self) -> Readout | None:
         return layout_of(self.model).readout
 
     def example(self) -> Any:
-        size = _pair(getattr(self.model.config, "image_size", 32))
-        return {"pixel_values": torch.zeros(1, getattr(self.model.config, "num_channels", 3), *size)}
+        shape = (1, self.channels, *_pair(getattr(self.model.config, "image_size", 32)))
+        # Not a blank picture: where all patches are alike, any attention gives the same output, and nothing is tested.
+        return {"pixel_values": torch.linspace(-3, 3, math.prod(shape)).sin().reshape(shape)}
 
     def samples(self, raw: Any, how: How) -> list[Sample]:
+        if how.tokens is not None:
+            raise InputError("tokens= names tokens of text; a picture's patches have their places as names")
         if isinstance(raw, Mapping):
             return self._given(raw)
         if self.processor is None:
@@ -72,16 +102,35 @@ class ImageSubject(Subject):
     def _given(self, raw: Mapping[str, Any]) -> list[Sample]:
         if "pixel_values" not in raw:
             raise InputError(f"model inputs need pixel_values, but hold {', '.join(raw) or 'nothing'}")
-        return [self._sample(part) for part in split_mapping(raw)]
+        return [self._sample(part) for part in split_mapping(self, raw)]
 
     def _sample(self, inputs: dict[str, Tensor]) -> Sample:
         pixels = inputs["pixel_values"]
         if pixels.dim() != 3:
-            raise InputError(f"pixel_values of one picture must be channel × height × width, not {tuple(pixels.shape)}")
-        high, wide = self.patch_size
-        grid = (pixels.shape[1] // high, pixels.shape[2] // wide)
-        units = patches(grid, layout_of(self.model).before)
-        return Sample(inputs, units, picture=self._as_seen(pixels))
+            raise InputError(
+                f"pixel_values must be batch × channel × height × width, not batch × {tuple(pixels.shape)}"
+            )
+        if len(pixels) != self.channels or not pixels.is_floating_point():
+            given = f"{len(pixels)} channels of {pixels.dtype}"
+            raise InputError(f"pixel_values must have {self.channels} channels of real numbers, not {given}")
+        (high, wide), size = self.patch_size, (pixels.shape[1], pixels.shape[2])
+        grid = (size[0] // high, size[1] // wide)
+        if not all(grid) or (self.kind.startswith("swin") and (size[0] % high or size[1] % wide)):
+            raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
+        if self._interpolates(size) and not self.accepts("interpolate_pos_encoding") and self.kind not in _ANY_SIZE:
+            expected = " × ".join(map(str, _pair(self.model.config.image_size)))
+            raise InputError(f"the model takes pictures of {expected} pixels, not {size[0]} × {size[1]}")
+        # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
+        seen = pixels[:, : grid[0] * high, : grid[1] * wide]
+        return Sample(inputs, patches(grid, layout_of(self.model).before), picture=self._as_seen(seen))
+
+    def _interpolates(self, size: tuple[int, int]) -> bool:
+        expected = getattr(self.model.config, "image_size", None)
+        return expected is not None and _pair(expected) != size
+
+    @property
+    def channels(self) -> int:
+        return int(getattr(self.model.config, "num_channels", 3))
 
     def _as_seen(self, pixels: Float[Tensor, "channel height width"]) -> UInt8[np.ndarray, "height width 3"]:
         """The picture as the model saw it, normalisation undone."""
@@ -100,7 +149,10 @@ class ImageSubject(Subject):
     def patch_size(self) -> tuple[int, int]:
         size = getattr(self.model.config, "patch_size", None)
         if size is None:
-            raise Refusal(f"{type(self.model).__name__} does not say how large its patches are")
+            raise Refusal(
+                f"{type(self.model).__name__} has no patches (patch_size in its configuration), so it seems to be a "
+                "model without attention: clearhead explains transformers"
+            )
         return _pair(size)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -111,9 +163,9 @@ class ImageSubject(Subject):
         batch = {name: torch.stack([sample.inputs[name] for sample in samples]) for name in names}
         batch = {name: part.to(self.device) for name, part in batch.items()}
         batch["pixel_values"] = batch["pixel_values"].to(self.dtype)
-        expected = _pair(getattr(self.model.config, "image_size", None) or tuple(batch["pixel_values"].shape[2:]))
-        if tuple(batch["pixel_values"].shape[2:]) != expected and self.accepts("interpolate_pos_encoding"):
-            batch["interpolate_pos_encoding"] = True
+        high, wide = batch["pixel_values"].shape[2:]
+        if self._interpolates((high, wide)) and self.accepts("interpolate_pos_encoding"):
+            return {**batch, "interpolate_pos_encoding": True}
         return batch
 
     def to_units(
@@ -143,6 +195,11 @@ class MaskedAutoencoder(ImageSubject):
 
     endings: ClassVar[tuple[str, ...]] = ("ViTMAEModel", "ViTMAEForPreTraining")
 
+    def __post_init__(self) -> None:
+        if type(base_model(self.model)).__name__.endswith("ForPreTraining"):
+            raise Refusal("ViTMAEForPreTraining rebuilds pictures with a decoder: explain its encoder, load(model.vit)")
+        super().__post_init__()
+
     def samples(self, raw: Any, how: How) -> list[Sample]:
         self._require_determinism(raw)
         return super().samples(raw, how)
@@ -158,7 +215,8 @@ class MaskedAutoencoder(ImageSubject):
             )
 
     def example(self) -> Any:
-        count = (self.model.config.image_size // self.model.config.patch_size) ** 2
+        (high, wide), (rows, columns) = _pair(self.model.config.image_size), self.patch_size
+        count = (high // rows) * (wide // columns)
         return {**super().example(), "noise": torch.arange(count)[None] / count}
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
@@ -167,17 +225,23 @@ class MaskedAutoencoder(ImageSubject):
 
 def open_picture(raw: Any) -> Any:
     """A PIL picture from a path, an array or a PIL picture."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(raw, str | Path):
         try:
-            return Image.open(raw).convert("RGB")
+            # A camera stores which way up a picture is; transformers' own pipelines turn it, too.
+            return ImageOps.exif_transpose(Image.open(raw)).convert("RGB")
         except FileNotFoundError:
             raise InputError(f"there is no picture {str(raw)!r}") from None
-        except (UnidentifiedImageError, OSError) as problem:
+        except UnidentifiedImageError:
+            raise InputError(
+                f"{str(raw)!r} is not a picture that can be opened: its content is no known format"
+            ) from None
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
             raise InputError(f"{str(raw)!r} is not a picture that can be opened ({problem})") from None
     if isinstance(raw, np.ndarray):
-        if raw.ndim not in (2, 3) or raw.dtype != np.uint8:
+        fits = raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] in (3, 4))
+        if not fits or raw.dtype != np.uint8 or not raw.size:
             raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):

@@ -1,17 +1,28 @@
-"""Texts: classifiers of one text or a pair, masked language models, and bare text encoders with a target of one's own."""
+"""Texts: classifiers of one text or a pair, masked language models, and bare encoders with a target of one's own."""
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
-from clearhead.subjects.base import How, Readout, Sample, Subject, base_model, register_subject, split_mapping
+from clearhead.errors import InputError, Refusal
+from clearhead.subjects.base import (
+    How,
+    Readout,
+    Sample,
+    Subject,
+    base_model,
+    class_names,
+    register_subject,
+    split_mapping,
+)
 from clearhead.targets import Target
-from clearhead.units import Units, numbered
+from clearhead.units import Span, Units, located, numbered
 
 
 class TextSubject(Subject):
@@ -22,15 +33,49 @@ class TextSubject(Subject):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        config, name = self.model.config, type(base_model(self.model)).__name__
+        if getattr(config, "is_encoder_decoder", False):
+            raise Refusal(f"{name} is an encoder–decoder: its two streams are not explained yet")
+        for kind, why in _REFUSED.items():
+            if getattr(config, "model_type", "") == kind:
+                raise Refusal(f"{name} cannot be explained: {why}")
+        try:
+            self.embeddings: Any = base_model(self.model).get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:
+            self.embeddings = None
+        if getattr(getattr(self.embeddings, "weight", None), "ndim", 0) != 2:
+            raise Refusal(f"{name} cannot be explained: it has no table of word embeddings to start from")
+        if getattr(config, "attention_type", None) == "block_sparse":
+            raise Refusal(
+                f"{name} attends in sparse blocks: set config.attention_type = 'original_full' and load it anew"
+            )
         # Truncation and padding are settings of a tokenizer object: work on a copy, the user's stays as it is.
         self.processor = copy.deepcopy(self.processor)
-        self.pad = self._token_id("pad") or 0
+        self.truncation_side = getattr(self.processor, "truncation_side", "right")
+        self.lock = threading.Lock()  # for those settings
+        # Where the two differ the model's own padding counts: it numbers positions and finds the last token by it.
+        own = getattr(config, "pad_token_id", None)
+        self.pads = {own, self._token_id("pad")} - {None}
+        self.pad = own if own is not None else self._token_id("pad") or 0
 
     def default_readout(self) -> Readout | None:
-        config = self.model.config
+        config, names = self.model.config, class_names(self.model)
         if hasattr(config, "classifier_pooling"):
             return "first" if config.classifier_pooling == "cls" else "mean"
-        return "last" if type(base_model(self.model)).__name__.startswith(_DECODERS) else "first"
+        decoder = "GenericForSequenceClassification" in names or any(name.startswith(_DECODERS) for name in names)
+        return "last" if decoder else "first"
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        """Masked units are not averaged over, and the last token is the last that is not padding, as in the models."""
+        mask, ids = sample.inputs.get("attention_mask"), sample.inputs.get("input_ids")
+        if self.readout == "mean" and mask is not None:
+            seen = mask.nonzero().flatten().tolist()
+            return dict.fromkeys(seen, 1 / len(seen))
+        own = getattr(self.model.config, "pad_token_id", None)
+        if self.readout == "last" and ids is not None and own is not None:
+            seen = (ids != own).nonzero().flatten().tolist()
+            return {seen[-1] if seen else 0: 1.0}
+        return super().rows(sample, target)
 
     def example(self) -> Any:
         if self.processor is not None:
@@ -51,32 +96,54 @@ class TextSubject(Subject):
         return [self._tokenized(texts, how)]
 
     def _tokenized(self, texts: tuple[str, ...], how: How) -> Sample:
-        full = self._encode(texts)
-        limit = min(how.max_length or self.longest, self.longest)
-        dropped = max(0, len(full["input_ids"]) - limit)
-        encoding = full
-        if dropped:
-            if not how.truncation:
-                raise InputError(
-                    f"the text is {len(full['input_ids'])} tokens long and the model takes {limit}: "
-                    "shorten it, or allow truncation"
-                )
-            if how.truncation_side is not None:
-                self.processor.truncation_side = how.truncation_side
-            encoding = self._encode(texts, truncation=True, max_length=limit)
-            dropped = len(full["input_ids"]) - len(encoding["input_ids"])
+        if how.tokens is not None:
+            raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
+        with self.lock:
+            encoding, dropped = self._truncated(texts, how)
         # Offsets and flags describe units; they are no business of the model's.
-        offsets, special = encoding.pop("offset_mapping", None), encoding.pop("special_tokens_mask")
+        offsets, flags = encoding.pop("offset_mapping", None), encoding.pop("special_tokens_mask")
+        ids = encoding["input_ids"]
+        names = self.processor.convert_ids_to_tokens(ids)
+        special = tuple(bool(flag) or one in self._outside for flag, one in zip(flags, ids, strict=True))
+        if all(special):
+            why = f"max_length={how.max_length} leaves no room for it" if dropped else "its tokenizer drops it all"
+            raise InputError(f"no token of the text reaches the model ({why}): there is nothing to explain")
+        parts: tuple[tuple[int, ...], tuple[Span, ...]] | None = None
+        if offsets is not None:
+            segments = tuple(part or 0 for part in encoding.sequence_ids(0))
+            parts = segments, tuple((start, stop) for start, stop in offsets)
+        elif not dropped:
+            parts = self._located(names, special, texts)
         units = Units(
             stream=self.stream,
             kind="token",
-            names=tuple(self.processor.convert_ids_to_tokens(encoding["input_ids"])),
-            special=tuple(bool(flag) for flag in special),
+            names=tuple(names),
+            special=special,
             texts=texts,
-            segments=tuple(part or 0 for part in encoding.sequence_ids(0)) if offsets is not None else None,
-            offsets=tuple((start, stop) for start, stop in offsets) if offsets is not None else None,
+            segments=parts[0] if parts else None,
+            offsets=parts[1] if parts else None,
         )
+        if getattr(self.model.config, "type_vocab_size", 2) < 2 or not self.accepts("token_type_ids"):
+            encoding.pop("token_type_ids", None)
         return self._sample({name: torch.as_tensor(part) for name, part in encoding.items()}, units, dropped)
+
+    def _truncated(self, texts: tuple[str, ...], how: How) -> tuple[Any, int]:
+        """The encoded text, and how many tokens of it were cut off."""
+        if how.max_length is not None and (type(how.max_length) is not int or how.max_length < 1):
+            raise InputError(f"max_length={how.max_length!r} is not possible: give a number of tokens")
+        full = self._encode(texts)
+        length, limit = len(full["input_ids"]), min(how.max_length or self.longest, self.longest)
+        if length <= limit:
+            return full, 0
+        if not how.truncation:
+            raise InputError(
+                f"the text is {length} tokens long and the model takes {limit}: shorten it, or allow truncation"
+            )
+        if limit <= sum(full["special_tokens_mask"]):
+            raise InputError(f"max_length={limit} leaves no room beside the special tokens: give more")
+        self.processor.truncation_side = how.truncation_side or self.truncation_side
+        encoding = self._encode(texts, truncation=True, max_length=limit)
+        return encoding, length - len(encoding["input_ids"])
 
     def _encode(self, texts: tuple[str, ...], **how: Any) -> Any:
         return self.processor(
@@ -87,31 +154,90 @@ class TextSubject(Subject):
             **how,
         )
 
+    def _located(
+        self, names: Sequence[str], special: Sequence[bool], texts: tuple[str, ...]
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]] | None:
+        """Segments and offsets for a tokenizer that gives none; None where they cannot be told for sure."""
+        runs = _runs(special)
+        if len(runs) != len(texts):
+            return None
+        segments, offsets = [0] * len(names), [(0, 0)] * len(names)
+        for segment, (run, text) in enumerate(zip(runs, texts, strict=True)):
+            pieces = [self.processor.convert_tokens_to_string([names[i]]) for i in run]
+            found = located([piece.removeprefix("##") for piece in pieces], text)
+            if found is None:
+                return None
+            for i, span in zip(run, found, strict=True):
+                segments[i], offsets[i] = segment, span
+        return tuple(segments), tuple(offsets)
+
     def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
-        key = "input_ids" if "input_ids" in raw else "inputs_embeds"
-        if key not in raw:
-            raise InputError(f"model inputs need input_ids or inputs_embeds, but hold {', '.join(raw) or 'nothing'}")
-        parts = [self._without_padding(part) for part in split_mapping(raw)]
+        keys = [key for key in ("input_ids", "inputs_embeds") if raw.get(key) is not None]
+        if len(keys) != 1:
+            held = ", ".join(raw) or "nothing"
+            raise InputError(f"model inputs need either input_ids or inputs_embeds, but hold {held}")
+        parts = [self._checked(part, keys[0]) for part in split_mapping(self, raw)]
         names = how.tokens
-        named = [names] if names and isinstance(names[0], str) else list(names or [None] * len(parts))
+        nameless: list[Any] = [None] * len(parts)
+        named = [names] if names and isinstance(names[0], str) else list(names or nameless)
         if len(named) != len(parts):
             raise InputError(f"tokens= names the units of {len(named)} inputs, but there are {len(parts)}")
-        return [self._sample(part, self._named(part, key, n)) for part, n in zip(parts, named, strict=True)]
+        return [self._sample(part, self._named(part, keys[0], n)) for part, n in zip(parts, named, strict=True)]
+
+    def _checked(self, part: dict[str, Tensor], key: str) -> dict[str, Tensor]:
+        """One sample of the caller's own model inputs, made sure of."""
+        count, width = self.embeddings.weight.shape
+        given = part[key]
+        whole = f"must be {'batch × token' if key == 'input_ids' else 'batch × token × width'}"
+        if given.dim() != (1 if key == "input_ids" else 2) or not len(given):
+            raise InputError(f"{key} {whole}, but one sample has the shape {tuple(given.shape)}")
+        for name in ("attention_mask", "token_type_ids", "position_ids"):
+            if name in part and part[name].shape != given.shape[:1]:
+                raise InputError(f"{name} must have the {len(given)} tokens of {key}, not {tuple(part[name].shape)}")
+        if key == "input_ids" and (given.is_floating_point() or given.min() < 0 or given.max() >= count):
+            raise InputError(f"input_ids must be whole numbers from 0 to {count - 1}")
+        if key == "inputs_embeds" and given.shape[1] != width:
+            raise InputError(f"inputs_embeds must be {width} wide, not {given.shape[1]}")
+        part = self._without_padding(part)
+        if len(part[key]) > min(_table_sizes(self.model)):
+            raise InputError(
+                f"{len(part[key])} tokens are more than the model takes ({min(_table_sizes(self.model))}): "
+                "model inputs are not truncated, shorten them"
+            )
+        return part
 
     def _named(self, part: dict[str, Tensor], key: str, names: Any) -> Units:
-        special: list[bool] = []
-        if key == "input_ids" and self.processor is not None:
-            ids = part["input_ids"].tolist()
-            names = names or self.processor.convert_ids_to_tokens(ids)
-            outside = {self._token_id(kind) for kind in ("pad", "cls", "sep", "bos", "eos")}
-            special = [one in outside for one in ids]
-        return numbered(len(part[key]), self.stream, names, special)
+        length = len(part[key])
+        hidden = [False] * length if "attention_mask" not in part else (part["attention_mask"] == 0).tolist()
+        if key != "input_ids" or self.processor is None:
+            return numbered(length, self.stream, names, hidden)
+        ids = part["input_ids"].tolist()
+        special = [one in self._outside or out for one, out in zip(ids, hidden, strict=True)]
+        units = numbered(length, self.stream, names or self.processor.convert_ids_to_tokens(ids), special)
+        return units if names is not None else self._with_texts(units, ids)
+
+    def _with_texts(self, units: Units, ids: list[int]) -> Units:
+        """The texts that ids stand for, where encoding them again gives the same ids: so words can be told."""
+        if not self.processor.is_fast:
+            return units
+        texts, segments, offsets = [], [0] * len(ids), [(0, 0)] * len(ids)
+        for segment, run in enumerate(_runs(units.special)):
+            texts.append(self.processor.decode([ids[i] for i in run]))
+            again = self.processor(texts[-1], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            if again["input_ids"] != [ids[i] for i in run]:
+                return units
+            for i, (start, stop) in zip(run, again["offset_mapping"], strict=True):
+                segments[i], offsets[i] = segment, (start, stop)
+        return replace(units, texts=tuple(texts), segments=tuple(segments), offsets=tuple(offsets))
 
     def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         """Trailing padding is cut off; everything else stays as it was given."""
-        if "attention_mask" not in part or "input_ids" not in part:
+        if "attention_mask" not in part:
             return part
-        used = (part["attention_mask"] != 0) | (part["input_ids"] != self.pad)
+        used = part["attention_mask"] != 0
+        if "input_ids" in part:
+            pads = torch.tensor(sorted(self.pads), device=used.device)
+            used = used | ~torch.isin(part["input_ids"], pads)
         length = int(used.nonzero().max()) + 1 if used.any() else 0
         if not length:
             raise InputError("the attention mask hides every token: there is nothing to explain")
@@ -123,6 +249,14 @@ class TextSubject(Subject):
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         longest = max(len(sample.units) for sample in samples)
+        if self.readout == "last" and any(len(sample.units) != longest for sample in samples):
+            # Models that read the last token find it by the padding's id.
+            ids = all("input_ids" in sample.inputs for sample in samples)
+            if not ids or getattr(self.model.config, "pad_token_id", None) is None:
+                raise InputError(
+                    "inputs of different lengths cannot share a batch, since the model cannot tell their padding: "
+                    "set model.config.pad_token_id and give texts or input_ids, or batch_size=1"
+                )
         batch: dict[str, list[Tensor]] = {}
         for sample in samples:
             length = len(sample.units)
@@ -143,6 +277,11 @@ class TextSubject(Subject):
     def _token_id(self, kind: str) -> int | None:
         from_processor = getattr(self.processor, f"{kind}_token_id", None)
         return from_processor if from_processor is not None else getattr(self.model.config, f"{kind}_token_id", None)
+
+    @property
+    def _outside(self) -> set[int | None]:
+        """Tokens that frame a text; the mask and unknown words are part of it."""
+        return {self._token_id(kind) for kind in ("pad", "cls", "sep", "bos", "eos")} - {None}
 
     @property
     def longest(self) -> int:
@@ -169,7 +308,27 @@ def _table_sizes(model: nn.Module) -> list[int]:
 #: Models whose position table has a padding row but counts from zero all the same.
 _UNSHIFTED = ("deberta", "deberta-v2")
 #: Decoders whose classifiers read the last token.
-_DECODERS = ("GPT", "Llama", "Mistral", "Mixtral", "Qwen", "Gemma", "Phi", "OPT", "Bloom", "Falcon", "Olmo", "Glm")
+_DECODERS = ("GPT", "OpenAIGPT", "CTRL", "OPT", "Bloom", "Falcon", "Mpt", "BioGpt", "Llama", "Mistral", "Qwen", "Gemma")
+#: Models whose answer would be wrong, and why.
+_REFUSED = {
+    "xlnet": "the attention it returns is a copy beside its computation, and it reads the last position, padding too",
+    "ctrl": "it changes its word embeddings in place, so no gradient can start from them",
+    "ibert": "it computes with whole numbers, which have no gradients",
+    "reformer": "its attention is hashed and chunked, so no map of it covers the text",
+    "yoso": "its attention is sampled, so no map of it covers the text",
+    "nystromformer": "its attention is approximated through landmarks, so no map of it covers the text",
+}
+
+
+def _runs(special: Sequence[bool]) -> list[list[int]]:
+    """The places between special tokens, run by run."""
+    runs: list[list[int]] = []
+    for place, flag in enumerate(special):
+        if not flag:
+            if not place or special[place - 1]:
+                runs.append([])
+            runs[-1].append(place)
+    return runs
 
 
 def _padded(part: Tensor, length: int, fill: int) -> Tensor:
@@ -184,7 +343,14 @@ def _kind(raw: Any) -> str:
 class TextEncoder(TextSubject):
     """A text encoder without a head: the target is a function of its output."""
 
-    endings: ClassVar[tuple[str, ...]] = ("BertModel", "RobertaModel", "ElectraModel", "MPNetModel", "DebertaV2Model")
+    endings: ClassVar[tuple[str, ...]] = (
+        *("BertModel", "RobertaModel", "ElectraModel", "MPNetModel", "AlbertModel", "DebertaModel", "DebertaV2Model"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.accepts("visual_embeds"):
+            raise Refusal(f"{type(base_model(self.model)).__name__} reads pictures and texts: it is not explained yet")
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
         raise InputError(
@@ -222,11 +388,18 @@ class MaskedLanguageModel(TextSubject):
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
         if self.mask is None:
             raise InputError("the id of the mask token is not known: load the tokenizer together with the model")
+        if "input_ids" not in inputs:
+            raise InputError("the masked position cannot be found in inputs_embeds: give input_ids")
         masks = (inputs["input_ids"] == self.mask).nonzero().flatten().tolist()
         if not masks:
             token = getattr(self.processor, "mask_token", f"id {self.mask}")
-            raise InputError(f"no masked position: put {token} where the model should guess a word")
+            cut = f" ({dropped} tokens were cut off, the masked one may be among them)" if dropped else ""
+            raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
         return Sample(inputs, units, dropped, masks=tuple(masks))
+
+    @property
+    def regression(self) -> bool:
+        return False
 
     def position(self, sample: Sample, target: Target) -> int:
         which = target.mask or 0
@@ -235,16 +408,23 @@ class MaskedLanguageModel(TextSubject):
                 f"the text has {len(sample.masks)} masked positions: "
                 "choose one with target=clearhead.MaskedWord(word, mask=0)"
             )
-        if which >= len(sample.masks):
+        if not -len(sample.masks) <= which < len(sample.masks):
             raise InputError(f"mask={which}, but the text has {len(sample.masks)} masked positions, counted from 0")
         return sample.masks[which]
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
-        places = [self.position(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        places = [
+            sample.masks[0] if target.custom is not None else self.position(sample, target)
+            for sample, target in zip(samples, targets, strict=True)
+        ]
         return output.logits[torch.arange(len(places)), places]
 
     def rows(self, sample: Sample, target: Target) -> dict[int, float]:
-        return {self.position(sample, target): 1.0} if self.readout == "mask" else super().rows(sample, target)
+        if self.readout != "mask":
+            return super().rows(sample, target)
+        if target.custom is not None:  # a function of the output may read any of them
+            return dict.fromkeys(sample.masks, 1 / len(sample.masks))
+        return {self.position(sample, target): 1.0}
 
     def label_index(self, label: str | int) -> int:
         size = self.model.config.vocab_size
@@ -258,8 +438,14 @@ class MaskedLanguageModel(TextSubject):
         for ids in tries:
             if len(ids) == 1 and ids[0] != getattr(self.processor, "unk_token_id", None):
                 return int(ids[0])
+        if label in self.processor.get_vocab():  # a piece by its own name, such as ##ing
+            return int(self.processor.get_vocab()[label])
         pieces = self.processor.convert_ids_to_tokens(tries[-1])
         raise InputError(f"{label!r} is not one word of the vocabulary (pieces: {', '.join(pieces)}): choose another")
 
     def label_name(self, index: int) -> str:
-        return self.processor.decode([index]).strip() if self.processor is not None else str(index)
+        if self.processor is None:
+            return str(index)
+        word = self.processor.decode([index]).strip()
+        # Half a character, or white space alone, is better shown as the piece it is.
+        return word if word and "\ufffd" not in word else str(self.processor.convert_ids_to_tokens(index))

@@ -1,7 +1,7 @@
 """Muon: momentum whose update is made orthogonal, for the matrices inside a transformer.
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. Matrices of one shape are stacked, so that a step is a few
-batched products and not hundreds of small ones.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. Matrices of one shape are stacked, so that a step is a
+few batched products and not hundreds of small ones.
 """
 
 from __future__ import annotations

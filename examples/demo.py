@@ -1,0 +1,49 @@
+"""One sentence and one picture, each explained by several methods: in the terminal, and on one page, demo.html.
+
+make demo            (or: python examples/demo.py [FILE.html])
+
+Nothing is downloaded: the models come with clearhead-zoo, the cat with scikit-image.
+"""
+
+import sys
+from pathlib import Path
+
+import skimage.data
+import transformers
+from rich.console import Console
+
+import clearhead
+from clearhead.files import whole
+from clearhead.show.html import page
+
+SENTENCE = "You look extremely confused"
+TEXT_METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient", "rollout"]
+PICTURE_METHODS = ["generic", "grad-sam", "attention-gradcam", "rollout", "saliency"]
+
+
+def main(path: Path) -> None:
+    transformers.logging.disable_progress_bar()  # the models are small and here already
+    console = Console(highlight=False)
+
+    console.rule(f"zoo:sentiment reads “{SENTENCE}”")
+    sentence = clearhead.compare(clearhead.load("zoo:sentiment"), SENTENCE, TEXT_METHODS)
+    console.print(sentence)
+
+    console.rule("zoo:pets looks at scikit-image's cat, chelsea")
+    picture = clearhead.compare(clearhead.load("zoo:pets"), skimage.data.chelsea(), PICTURE_METHODS)
+    console.print(picture)
+
+    explanations = [*sentence.explanations.values(), *picture.explanations.values()]
+    with whole(path) as partial:
+        partial.write_text(page(explanations, title="clearhead: a sentence and a picture, explained"), encoding="utf-8")
+    console.rule()
+    console.print(
+        f"All of this, larger and with every figure: {path.resolve()} (opens without a network)", soft_wrap=True
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo.html"))
+    except clearhead.ClearheadError as problem:
+        sys.exit(f"demo: {problem}")

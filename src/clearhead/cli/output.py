@@ -1,0 +1,189 @@
+"""What the verbs of the command line hand out: a coloured terminal or plain text, JSON, pages and files."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import clearhead
+from clearhead.errors import InputError
+from clearhead.files import whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from clearhead.explanation import Explanation
+
+SUFFIX = ".safetensors"
+#: Columns of a text that goes into a file or a pipe: wide enough that tables are not cut.
+PLAIN_WIDTH = 120
+
+
+def console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, width=PLAIN_WIDTH if plain and not stderr else None, highlight=False)
+
+
+def talks() -> bool:
+    """Whether a person is watching standard error."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    if not talks():
+        yield
+        return
+    with console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error with rate and time left; the function that is handed out moves it on."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Any:
+            return f"{task.speed:.1f} rows/s" if task.speed else "–"
+
+    columns = (TextColumn("explaining"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not talks()) as bar:
+        task = bar.add_task("explaining", total=total)
+        yield lambda rows: bar.advance(task, rows)
+
+
+def print_json(data: Any) -> None:
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(_without_nan(data), ensure_ascii=False, indent=indent, allow_nan=False))
+
+
+def _without_nan(data: Any) -> Any:
+    """JSON has no word for "not a number"; null is what it has."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _without_nan(value) for key, value in data.items()}
+    return [_without_nan(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def print_table(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, style="bold" if number == 0 else None, no_wrap=number == 0)
+    for line in lines:
+        table.add_row(*(Text(_cell(line[column])) for column in columns))
+    console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)).replace("_", " ") or "nothing" if isinstance(value, list) else str(value)
+
+
+def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
+    """One line of the table of models."""
+    figures = card.get("figures") or {}
+    size = f"{card['bytes'] / 1e6:.1f} MB" if "bytes" in card else "?"
+    return {
+        "model": f"zoo:{name}",
+        "task": str(card.get("task", "?")),
+        "size": size,
+        "figures": "\n".join(f"{what} {figure}" for what, figure in figures.items()) or "not measured",
+        "summary": str(card.get("summary", "")),
+    }
+
+
+def merged(explanation: "Explanation", words: bool, sentences: bool) -> "Explanation":
+    if words and sentences:
+        raise InputError("--words and --sentences do not go together: choose one")
+    if words:
+        return explanation.words()
+    return explanation.sentences() if sentences else explanation
+
+
+def show(explanations: Sequence["Explanation"], html: str | None, as_json: bool) -> None:
+    if html is not None:
+        write_page(explanations, html)
+    if as_json:
+        forms = [explanation.to_dict() for explanation in explanations]
+        print_json(forms[0] if len(forms) == 1 else forms)
+    else:
+        for number, explanation in enumerate(explanations):
+            console().print(*([""] if number else []), explanation, sep="\n")
+
+
+def show_folder(folder: Path, by: str, how: str, as_json: bool) -> None:
+    """What matters most in all explanations of a folder, method by method."""
+    from clearhead.show.terminal import render_aggregate
+
+    files = sorted(folder.rglob(f"*{SUFFIX}"))
+    if not files:
+        raise InputError(f"the folder {str(folder)!r} holds no explanations ({SUFFIX})")
+    by_method: dict[str, list[Explanation]] = {}
+    for file in files:
+        explanation = clearhead.open_explanation(file)
+        by_method.setdefault(explanation.method, []).append(explanation)
+    aggregates = {name: clearhead.aggregate(some, by, how) for name, some in by_method.items()}  # type: ignore[arg-type]
+    if as_json:
+        print_json({name: aggregate.to_dict() for name, aggregate in aggregates.items()})
+        return
+    for name, aggregate in aggregates.items():
+        console().print(f"{name}, {len(by_method[name])} explanations")
+        console().print(render_aggregate(aggregate))
+
+
+def write_page(explanations: Sequence["Explanation"], path: str) -> None:
+    from clearhead.show.html import page
+
+    text = page(list(explanations))
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def save(explanations: Sequence["Explanation"], place: str | None) -> None:
+    """One explanation into a file, several into a folder."""
+    if place is None:
+        return
+    if _is_file(place):
+        explanations[0].save(place)
+        print(f"wrote {place}", file=sys.stderr)
+        return
+    folder = Path(place)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, explanation in enumerate(explanations, 1):
+        name = str(explanation.provenance.get("method", explanation.method))
+        explanation.save(folder / f"{number:03d}.{name}{SUFFIX}")
+    print(f"wrote {len(explanations)} files into {place}", file=sys.stderr)
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(SUFFIX) and not os.path.isdir(place)
+
+
+def check_places(html: str | None, place: str | None = None, count: int = 1) -> None:
+    """Before anything is computed: can what is asked for be written where it shall go?"""
+    for path in (html, place):
+        folder = Path(path or ".").absolute().parent
+        if not folder.is_dir():
+            raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
+    if html is not None and os.path.isdir(html):
+        raise InputError(f"--html {html!r} is a folder: name a file")
+    if place is None:
+        return
+    if _is_file(place) and count > 1:
+        raise InputError(f"--save {place!r} is one file for {count} explanations: name a folder")
+    if os.path.exists(place) and not os.path.isdir(place) and not _is_file(place):
+        raise InputError(f"--save {place!r} is there and is no folder: name a folder, or a file that ends in {SUFFIX}")

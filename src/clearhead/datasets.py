@@ -1,0 +1,221 @@
+"""What a person names – words, a picture, a table, a folder – as inputs that can be explained, read row by row."""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from clearhead.errors import InputError, unknown
+
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+TABLES = {".csv": ",", ".tsv": "\t"}
+LINES = (".jsonl", ".ndjson")
+TEXT = ".txt"
+#: Pictures that scikit-image carries with it, by name.
+NAMED_PICTURES = ("astronaut", "camera", "cat", "chelsea", "coffee", "coins", "hubble_deep_field", "retina", "rocket")
+
+csv.field_size_limit(2**31 - 1)  # a long text is a long cell
+
+
+@dataclass(frozen=True)
+class Given:
+    """One input as it was named: a text (perhaps the name of a picture), a picture file, or data."""
+
+    kind: Literal["text", "picture", "named picture", "data"]
+    words: str
+
+    def text(self) -> str:
+        if self.words.lower().endswith(TEXT) and os.path.isfile(self.words):
+            return read_text(Path(self.words))
+        return self.words
+
+    def picture(self) -> Any:
+        if self.kind == "picture":
+            return Path(self.words)
+        if find_spec("skimage") is None:
+            raise InputError(f"the picture {self.words!r} comes with scikit-image: pip install 'clearhead[vision]'")
+        import skimage.data
+
+        return getattr(skimage.data, self.words)()
+
+
+def recognise(words: str, as_text: bool = False) -> Given:
+    """What an input is. Files that exist and names that end like files are files; everything else is a text.
+
+    >>> recognise("I like the movie").kind, recognise("chelsea").kind
+    ('text', 'named picture')
+    """
+    suffix = Path(words).suffix.lower()
+    known = (*PICTURES, *TABLES, *LINES, TEXT)
+    if as_text:
+        return Given("text", words)
+    if os.path.isdir(words):
+        return Given("data", words)
+    if os.path.isfile(words):
+        if suffix in PICTURES:
+            return Given("picture", words)
+        if suffix in TABLES or suffix in LINES:
+            return Given("data", words)
+        if suffix == ".safetensors":
+            raise InputError(
+                f"{words!r} is a file of tensors: if it is a saved explanation, use clearhead show {words}"
+            )
+        if suffix and suffix != TEXT:
+            raise InputError(
+                f"{words!r} is a file that explain cannot read: it reads {', '.join(known)} and folders. "
+                "If you mean the words themselves, add --text"
+            )
+        return Given("text", words)
+    like_a_path = os.sep in words or len(words.split()) == 1
+    if suffix in known and like_a_path:
+        raise InputError(f"there is no file {words!r}. If you mean the words themselves, add --text")
+    return Given("named picture" if words in NAMED_PICTURES else "text", words)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input of a data set; `problem` says why it cannot be read."""
+
+    id: str
+    raw: Any = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A table or a folder. Rows are read when they are needed; `digest` is of all that was there at the beginning."""
+
+    path: Path
+    kind: Literal["table", "lines", "texts", "pictures"]
+    columns: tuple[str, ...]
+    count: int
+    digest: str
+
+    @property
+    def stream(self) -> str:
+        return "image" if self.kind == "pictures" else "text"
+
+    def rows(self, stream: str) -> Iterator[Row]:
+        """All rows in order; for a model of pictures the cells of a table are paths, seen from the table's folder."""
+        if self.kind in ("texts", "pictures"):
+            for file in _files(self.path, (TEXT,) if self.kind == "texts" else PICTURES):
+                yield self._row(file.relative_to(self.path).as_posix(), file)
+            return
+        for number, cells in enumerate(_cells(self.path), 1):
+            yield self._of_cells(f"{number:06d}", cells, stream)
+
+    def _row(self, name: str, file: Path) -> Row:
+        if self.kind == "pictures":
+            return Row(name, file)
+        try:
+            return _checked(name, (read_text(file),))
+        except (InputError, OSError) as problem:
+            return Row(name, problem=str(problem))
+
+    def _of_cells(self, number: str, cells: Any, stream: str) -> Row:
+        if not isinstance(cells, dict):
+            return Row(number, problem=f"the line is not a JSON object but {str(cells)[:60]!r}")
+        values = [cells.get(column) for column in self.columns]
+        for column, value in zip(self.columns, values, strict=True):
+            if not isinstance(value, str):
+                return Row(number, problem=f"column {column!r} holds no text but {value!r}")
+        if stream == "image":
+            return Row(number, self.path.parent / str(values[0]))
+        return _checked(number, tuple(str(value) for value in values))
+
+
+def open_dataset(path: str | Path, column: str | None = None, pair_column: str | None = None) -> Dataset:
+    """Look a table or a folder over once: its columns, how many rows, what exactly it holds."""
+    path = Path(path)
+    if path.is_dir():
+        if column or pair_column:
+            raise InputError(f"{str(path)!r} is a folder, which has no columns: leave out --column")
+        return _folder(path)
+    with _readable(path):
+        first = next(_cells(path), None)
+        if first is None:
+            raise InputError(f"{str(path)!r} is empty: there is no row to explain")
+        columns = _columns(path, first, column, pair_column)
+        count = sum(1 for _ in _cells(path))
+    kind: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLES else "lines"
+    return Dataset(path, kind, columns, count, _digest([path], path.parent))
+
+
+def read_text(path: Path) -> str:
+    with _readable(path):
+        return path.read_text(encoding="utf-8-sig")
+
+
+def _folder(path: Path) -> Dataset:
+    texts, pictures = (_files(path, suffixes) for suffixes in ((TEXT,), PICTURES))
+    if bool(texts) == bool(pictures):
+        held = f"{len(texts)} texts and {len(pictures)} pictures" if texts else "no texts (.txt) and no pictures"
+        raise InputError(
+            f"the folder {str(path)!r} holds {held}: give one that holds one kind. "
+            "If you mean the word itself, add --text"
+        )
+    files = texts or pictures
+    return Dataset(path, "texts" if texts else "pictures", (), len(files), _digest(files, path))
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    found = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
+    seen = [file for file in found if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
+    return sorted(seen, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def _columns(path: Path, first: Any, column: str | None, pair_column: str | None) -> tuple[str, ...]:
+    there = list(first) if isinstance(first, dict) else []
+    if column is None:
+        column = "text" if "text" in there or len(there) != 1 else there[0]
+    wanted = (column,) if pair_column is None else (column, pair_column)
+    for name in wanted:
+        if name not in there:
+            problem = unknown("column", name, there)
+            raise InputError(f"{path.name}: {problem}. Choose with --column")
+    return wanted
+
+
+def _cells(path: Path) -> Iterator[Any]:
+    """Each row as a mapping from column to cell; a line that is no JSON stays as it is."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix.lower() in TABLES:
+            yield from csv.DictReader(file, delimiter=TABLES[path.suffix.lower()])
+            return
+        for line in file:
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    yield line.strip()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        raise InputError(f"{str(path)!r} is not UTF-8 text (byte {problem.start}): save it as UTF-8") from None
+    except csv.Error as problem:
+        raise InputError(f"{str(path)!r} is not a table that can be read ({problem})") from None
+
+
+def _checked(name: str, texts: tuple[str, ...]) -> Row:
+    if not all(text.strip() for text in texts):
+        return Row(name, problem="the text is empty: there is nothing to explain")
+    return Row(name, texts[0] if len(texts) == 1 else texts)
+
+
+def _digest(files: list[Path], base: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(base).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()

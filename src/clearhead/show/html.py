@@ -1,0 +1,159 @@
+"""One self-contained HTML file: no outside address, every token escaped, readable without a script and on paper."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from clearhead.comparison import Comparison
+from clearhead.errors import InputError
+from clearhead.explanation import Explanation
+from clearhead.show import cards, wording
+from clearhead.show.colours import DARK, every_level, hexed, ink, of_level
+from clearhead.show.layout import name
+from clearhead.show.markup import Markup, data, joined, script, style_sheet, tag
+
+
+def page(explanations: Sequence[Explanation], title: str | None = None) -> str:
+    """A whole page. Explanations of one input stand side by side; inputs follow one another."""
+    if not explanations:
+        raise InputError("nothing to show: the list is empty")
+    groups = by_input(explanations)
+    heading = title or _title(explanations, len(groups))
+    sections = [section(group, titled=len(groups) > 1 or title is not None) for group in groups]
+    models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
+    body = tag(
+        "main",
+        tag(
+            "div",
+            tag("p", " · ".join(["clearhead", *models]), class_="ch-eyebrow"),
+            tag("h1", name(heading)),
+            *sections,
+            tag("p", "Scores are raw; only colours are scaled, each method’s by its largest score.", class_="ch-foot"),
+        ),
+        class_="clearhead ch-page",
+    )
+    head = tag("head", *_head(name(heading)))
+    return f'<!doctype html>\n<html lang="en">{head}<body>{body}{script(_js())}</body></html>\n'
+
+
+def fragment(explanation: Explanation) -> str:
+    """A piece of a page, for notebooks; its styles stay inside it."""
+    return _fragment([explanation])
+
+
+def fragment_of_comparison(comparison: Comparison) -> str:
+    """Several methods on one input, side by side, and how far they agree."""
+    return _fragment(list(comparison.explanations.values()))
+
+
+def _fragment(explanations: list[Explanation]) -> str:
+    made = tag("div", section(explanations, titled=True, machine=False), class_="clearhead ch-fragment")
+    return joined(style_sheet(_css()), made, script(_js()))
+
+
+def by_input(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
+    """Explanations of the same units by the same model together, in the order in which inputs first came."""
+    groups: dict[Any, list[Explanation]] = {}
+    for explanation in explanations:
+        made_of = (explanation.provenance.get("model"), explanation.provenance.get("input"), explanation.units)
+        picture = None if explanation.picture is None else explanation.picture.tobytes()
+        groups.setdefault((*made_of, picture), []).append(explanation)
+    return list(groups.values())
+
+
+def section(group: Sequence[Explanation], titled: bool, machine: bool = True) -> Markup:
+    """Everything about one input."""
+    first, named = group[0], labelled(group)
+    cut = wording.truncation(first)
+    return tag(
+        "section",
+        tag("h2", wording.heading(first) if _one_target(group) else "Why?") if titled else None,
+        tag("div", cards.picture(first), _explained(group), cards.prediction(first), class_="ch-about"),
+        tag("p", cut, class_="ch-warn", role="note") if cut else None,
+        tag("div", *(cards.card(e, label) for label, e in named.items()), class_="ch-methods"),
+        cards.agreement(Comparison(named)) if len(named) > 1 else None,
+        *(data(plain(e)) for e in group if machine),
+        class_="ch-input",
+    )
+
+
+def labelled(group: Sequence[Explanation]) -> dict[str, Explanation]:
+    """Each explanation under a name of its own: its method, and its target or a number where that is not enough."""
+    named: dict[str, Explanation] = {}
+    for explanation in group:
+        label = name(explanation.method)
+        if not _one_target(group):
+            label += f" of {name(str(explanation.target.get('name')))}"
+        same = sum(other == label or other.startswith(f"{label} (") for other in named)
+        named[f"{label} ({same + 1})" if same else label] = explanation
+    return named
+
+
+def _explained(group: Sequence[Explanation]) -> Markup:
+    targets = list(dict.fromkeys(wording.target_line(explanation) for explanation in group))
+    return tag("div", tag("p", "Explained", class_="ch-label"), *(tag("p", target) for target in targets))
+
+
+def _one_target(group: Sequence[Explanation]) -> bool:
+    return len({str(explanation.target.get("name")) for explanation in group}) == 1
+
+
+def _title(explanations: Sequence[Explanation], inputs: int) -> str:
+    if inputs == 1:
+        return wording.heading(explanations[0]) if _one_target(explanations) else "Why?"
+    return f"{inputs} inputs explained"
+
+
+def plain(explanation: Explanation) -> Any:
+    """The JSON form, with figures no longer than their precision: a float32 takes nine digits, not seventeen."""
+    arrays = {key: getattr(explanation, key) for key in ("scores", "matrix", "per_layer", "per_head")}
+    return explanation.to_dict() | {key: _short(part) for key, part in arrays.items() if part is not None}
+
+
+def _short(values: np.ndarray) -> Any:
+    if values.ndim > 1:
+        return [_short(part) for part in values]
+    return [float(str(value)) if np.isfinite(value) else None for value in values]
+
+
+def _head(title: str) -> Iterable[Markup]:
+    # Even if something escaped our escaping, the browser would run no script but ours and fetch nothing.
+    digest = b64encode(sha256(_js().encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    yield tag("meta", charset="utf-8")
+    yield tag("meta", http_equiv="Content-Security-Policy", content=f"{policy}; base-uri 'none'; form-action 'none'")
+    yield tag("meta", name="viewport", content="width=device-width, initial-scale=1")
+    yield tag("meta", name="color-scheme", content="light dark")
+    yield tag("title", title)
+    yield style_sheet(_css())
+
+
+@cache
+def _css() -> str:
+    light = "".join(_rule(level, hexed(of_level(level)), "#000") for level in every_level())
+    both = "".join(_both(level) for level in every_level())
+    return _asset("clearhead.css") + f"{light}\n@supports(color:light-dark(#000,#fff)){{{both}}}"
+
+
+def _both(level: int) -> str:
+    light, dark = of_level(level), of_level(level, DARK)
+    inks = (hexed(ink(light)), hexed(ink(dark)))
+    return _rule(level, f"light-dark({hexed(light)},{hexed(dark)})", f"light-dark({inks[0]},{inks[1]})")
+
+
+def _rule(level: int, background: str, text: str) -> str:
+    return f".clearhead .{cards.level_class(level)}{{--c:{background};--i:{text}}}"
+
+
+@cache
+def _js() -> str:
+    return _asset("clearhead.js")
+
+
+def _asset(file: str) -> str:
+    return (files("clearhead.show") / "assets" / file).read_text(encoding="utf-8")

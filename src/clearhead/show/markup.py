@@ -1,0 +1,57 @@
+"""HTML that is escaped by construction: whatever is not `Markup` is text, and comes out as text."""
+
+import json
+import re
+from html import escape
+from typing import Any
+
+# What HTML reads, what cannot be seen, and halves of surrogate pairs, which UTF-8 cannot write.
+_DANGEROUS = re.compile("[<>&\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
+_VOID = {"img", "input", "meta", "br"}
+
+
+class Markup(str):
+    """A string that is HTML already; only this module makes it from text."""
+
+    __slots__ = ()
+
+
+Part = str | Markup | None
+
+
+def tag(element: str, *children: Part, **attributes: str | int | float | bool | None) -> Markup:
+    """One element. Attributes that are None or False are left out; `class_` is class, `aria_label` aria-label.
+
+    >>> tag("b", "1 < 2", title='say "hi"')
+    '<b title="say &quot;hi&quot;">1 &lt; 2</b>'
+    """
+    given = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
+    if element in _VOID:
+        return Markup(f"<{element}{given}>")
+    return Markup(f"<{element}{given}>{joined(*children)}</{element}>")
+
+
+def joined(*parts: Part) -> Markup:
+    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts if part))
+
+
+def _attribute(key: str, value: object) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+def style_sheet(css: str) -> Markup:
+    """Our own rules; nothing of the user's may come in here."""
+    return Markup(f"<style>{css}</style>")
+
+
+def script(source: str) -> Markup:
+    """Our own script; nothing of the user's may come in here."""
+    return Markup(f"<script>{source}</script>")
+
+
+def data(value: Any) -> Markup:
+    """Data for machines; JSON itself can write what is dangerous as escapes, so that no text can end the element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _DANGEROUS.sub(lambda sign: f"\\u{ord(sign.group()):04x}", text)
+    return Markup(f'<script type="application/json" class="ch-data">{text}</script>')

@@ -1,0 +1,112 @@
+"""Pictures and their heat maps as pixels: scaled up, laid over one another, packed into an address."""
+
+from base64 import b64encode
+from io import BytesIO
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+
+from clearhead.explanation import Explanation
+from clearhead.show.colours import LEVELS, NO_SCORE, colour, every_level, largest, levels, of_level
+
+Pixels = UInt8[np.ndarray, "height width 3"]
+#: The longest side of a picture in a page.
+LONGEST = 336
+
+
+def fitted(height: int, width: int, longest: int = LONGEST) -> tuple[int, int]:
+    """Height and width within a square, proportions kept; small pictures grow."""
+    factor = longest / max(height, width)
+    return max(1, round(height * factor)), max(1, round(width * factor))
+
+
+def size(explanation: Explanation, longest: int = LONGEST) -> tuple[int, int]:
+    """How large to draw: as the picture, or as the grid of patches where there is no picture."""
+    if explanation.picture is not None:
+        height, width, _ = explanation.picture.shape
+        return fitted(height, width, longest)
+    rows, columns = explanation.units.grid or (1, 1)
+    return fitted(rows, columns, longest)
+
+
+def resized(picture: Pixels, height: int, width: int) -> Pixels:
+    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def grey(picture: Pixels) -> Pixels:
+    """The picture without colour and a little lighter, so that colour is the heat map's alone."""
+    light = np.asarray(Image.fromarray(picture).convert("L"), dtype=float) * 0.8 + 0.2 * 255
+    return np.rint(light).astype(np.uint8)[..., None].repeat(3, -1)
+
+
+def upsampled(heat: Float[np.ndarray, "row column"], height: int, width: int) -> Float[np.ndarray, "{height} {width}"]:
+    """Bilinear, with the centres of patches where they lie in the picture (corners not aligned).
+
+    NaN stays where it is: it is left out of its neighbours' mean.
+    """
+    known = np.isfinite(heat)
+    values = _bilinear(np.where(known, heat, 0.0), height, width)
+    if known.all():
+        return values
+    weight = _bilinear(known.astype(np.float32), height, width)
+    return np.where(weight >= 0.5, values / np.maximum(weight, 1e-6), np.nan)
+
+
+def _bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
+    image = Image.fromarray(values.astype(np.float32))
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+
+
+def overlaid(explanation: Explanation, height: int, width: int, opacity: float = 0.85) -> Pixels:
+    """The grey picture with the heat map over it."""
+    steps = levels(upsampled(explanation.heat_map(), height, width), largest(explanation))
+    glaze = _glaze()[steps + LEVELS]
+    alpha = glaze[..., 3:] / 255 * opacity
+    below = np.full((height, width, 3), 255.0)
+    if explanation.picture is not None:
+        below = grey(resized(explanation.picture, height, width)).astype(float)
+    return np.rint(below * (1 - alpha) + glaze[..., :3] * alpha).astype(np.uint8)
+
+
+def heat_address(explanation: Explanation, height: int, width: int) -> str:
+    """The heat map alone, smooth, to be laid over a picture."""
+    return _indexed(levels(upsampled(explanation.heat_map(), height, width), largest(explanation)), _glaze())
+
+
+def patch_address(heat: Float[np.ndarray, "row column"], full: float) -> str:
+    """A heat map of one pixel per patch."""
+    solid = np.array([(*of_level(level), 255) for level in every_level()], dtype=np.uint8)
+    return _indexed(levels(heat, full), solid)
+
+
+def _indexed(steps: Int[np.ndarray, "height width"], table: UInt8[np.ndarray, "level 4"]) -> str:
+    """A PNG that has one colour per level."""
+    height, width = steps.shape
+    image = Image.frombytes("P", (width, height), (steps + LEVELS).astype(np.uint8).tobytes())
+    image.putpalette(table[:, :3].tobytes())
+    return _address(image, "PNG", transparency=table[:, 3].tobytes(), optimize=True)
+
+
+def _glaze() -> UInt8[np.ndarray, "level 4"]:
+    """Each level as a colour to lay over a picture: the nearer to zero, the more transparent."""
+    strengths = [level / LEVELS for level in every_level() if level != NO_SCORE]
+    colours = [(*colour(np.sign(s) * max(abs(s), 0.6)), round(255 * abs(s) ** 0.8)) for s in strengths]
+    return np.array([*colours, (*colour(np.nan), 230)], dtype=np.uint8)
+
+
+def is_small(picture: Pixels) -> bool:
+    return max(picture.shape[:2]) <= 64
+
+
+def picture_address(picture: Pixels, height: int, width: int) -> str:
+    """The picture as a JPEG, or as a PNG where it is so small that pixels should stay pixels."""
+    if is_small(picture):
+        return _address(Image.fromarray(picture), "PNG", optimize=True)
+    return _address(Image.fromarray(resized(picture, height, width)), "JPEG", quality=85, optimize=True)
+
+
+def _address(image: Image.Image, kind: str, **options: object) -> str:
+    buffer = BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,188 @@
+"""What an explanation says in words and figures, the same in a terminal, a figure and a page."""
+
+from collections.abc import Mapping
+from math import floor, isfinite, isnan, log10
+from typing import Any
+
+import numpy as np
+
+from clearhead.explanation import Explanation
+from clearhead.show.layout import name
+
+NO_SCORE = "no score"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A figure by its significant digits, with a real minus.
+
+    >>> number(-0.0123456), number(float("nan")), number(12.0)
+    ('−0.01235', 'no score', '12')
+    """
+    if value is None or isnan(value):
+        return NO_SCORE
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def aligned(value: float, full: float) -> str:
+    """A score to three digits of the largest one, so that columns of them line up.
+
+    >>> aligned(-0.5, 12.3), aligned(0.000123, 0.02)
+    ('−0.5', '0.0001')
+    """
+    if isnan(value) or not isfinite(value):
+        return NO_SCORE if isnan(value) else number(value)
+    digits = 2 - floor(log10(full))
+    if not 0 <= digits <= 7:
+        return f"{value:.2e}".replace("-", "−")
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A probability; never rounded to a certainty that it is not.
+
+    >>> percent(0.9713), percent(0.99999), percent(1e-6)
+    ('97.1\\xa0%', '> 99.9\\xa0%', '< 0.1\\xa0%')
+    """
+    if 0.9995 <= share < 1:
+        return "> 99.9\u00a0%"
+    if 0 < share < 0.0005:
+        return "< 0.1\u00a0%"
+    return f"{100 * share:.1f}\u00a0%"
+
+
+def unit_label(explanation: Explanation, place: int) -> str:
+    """What a unit is called in a list: its name, and for a patch where it lies."""
+    raw = explanation.units.names[place]
+    if explanation.units.grid is not None and not explanation.units.special[place]:
+        row, _, column = raw.partition(",")
+        return f"row {row}, column {column}" if column else name(raw)
+    return name(raw)
+
+
+def words_of(explanation: Explanation) -> dict[int, str]:
+    """The word around each unit that is only a piece of one."""
+    units = explanation.units
+    if units.kind != "token" or units.grid is not None or units.offsets is None:
+        return {}
+    words, parents = units.merged("word")
+    sizes = np.bincount(parents, minlength=len(words))
+    return {place: name(words.names[word]) for place, word in enumerate(parents) if sizes[word] > 1}
+
+
+def hover(explanation: Explanation, place: int) -> str:
+    """What is said about a unit under the pointer: its name and its raw score."""
+    return f"{unit_label(explanation, place)}: {number(float(explanation.scores[place]), 6)}"
+
+
+def strongest(explanation: Explanation, count: int) -> list[int]:
+    """The units with the largest |score|, special ones left out if there are others; the highest score first."""
+    kept = explanation.units.drop_special()
+    kept = kept if len(kept) else np.arange(len(explanation))
+    sizes = np.nan_to_num(np.abs(explanation.scores[kept]), nan=-1.0)
+    chosen = kept[np.argsort(-sizes, kind="stable")][:count]
+    values = np.nan_to_num(explanation.scores[chosen], nan=-np.inf)
+    return [int(i) for i in chosen[np.argsort(-values, kind="stable")]]
+
+
+def heading(explanation: Explanation) -> str:
+    return f"Why {name(str(explanation.target.get('name', 'this')))}?"
+
+
+def target_line(explanation: Explanation) -> str:
+    """Which number was explained: name, scale, value, and whether it is what the model predicted."""
+    target = explanation.target
+    scale, value = target.get("scale"), target.get("value")
+    said = f"{scale} of {name(str(target.get('name')))}" if scale else name(str(target.get("name")))
+    said += f" = {number(float(value))}" if value is not None else ""
+    kind = _KINDS.get(str(target.get("kind")), str(target.get("kind") or ""))
+    return f"{said}, {kind}" if kind else said
+
+
+_KINDS = {
+    "predicted": "the predicted class",
+    "label": "the class asked for",
+    "contrast": "a contrast",
+    "masked word": "the masked word",
+    "callable": "a function of the output",
+}
+
+
+def predictions(explanation: Explanation) -> list[tuple[str, float | None, str]]:
+    """The labels with the largest probabilities: name, share, and the share as text."""
+    prediction = explanation.prediction
+    if "top" in prediction:
+        return [(name(str(row["label"])), row["probability"], percent(row["probability"])) for row in prediction["top"]]
+    if "value" in prediction:
+        return [(name(str(prediction.get("label"))), None, number(float(prediction["value"])))]
+    return []
+
+
+def truncation(explanation: Explanation) -> str | None:
+    """A sentence if the model did not see the whole input."""
+    count = explanation.certificate.get("truncated_tokens") or 0
+    if not count:
+        return None
+    tokens = "1 token was" if count == 1 else f"{count} tokens were"
+    return f"{tokens} cut off: the model never saw them, and nothing here speaks of them."
+
+
+def method_line(explanation: Explanation) -> str:
+    citation = explanation.provenance.get("citation")
+    return "" if citation in (None, "", "–") else str(citation)
+
+
+def certificate_line(explanation: Explanation) -> str:
+    """What was checked, in one line."""
+    certificate = explanation.certificate
+    parts = []
+    if certificate.get("capture_error") is not None:
+        parts.append(f"capture error {number(float(certificate['capture_error']), 2)}")
+    if certificate.get("dtype"):
+        device = f" on {certificate['device']}" if certificate.get("device") else ""
+        parts.append(f"{certificate['dtype']}{device}")
+    if certificate.get("readout"):
+        parts.append(f"read-out {certificate['readout']}{' (checked)' if certificate.get('readout_checked') else ''}")
+    cut = certificate.get("truncated_tokens")
+    if cut is not None:
+        parts.append(f"{cut} tokens cut off" if cut else "nothing cut off")
+    return " · ".join(parts)
+
+
+def certificate_rows(explanation: Explanation) -> list[tuple[str, str]]:
+    """Everything that was checked, with what the scores add up from where the method has that."""
+    rows = [(_spoken(key), _said(value)) for key, value in explanation.certificate.items()]
+    if explanation.base_value is not None:
+        rows.insert(0, ("base value", number(float(explanation.base_value), 6)))
+    model, kind = explanation.provenance.get("model"), explanation.provenance.get("model_class")
+    if model:
+        rows.insert(0, ("model", name(str(model) if kind in (None, model) else f"{model} ({kind})")))
+    return rows
+
+
+def _spoken(key: str) -> str:
+    return name(key.replace("_", " ").replace("readout", "read-out"))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_said(part)}" for key, part in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "–"
+    return number(value, 3) if isinstance(value, float) else name(str(value))
+
+
+def layer_names(explanation: Explanation) -> list[str]:
+    """Layers count from 0, or from the end where `layers=` did."""
+    assert explanation.per_layer is not None
+    count = len(explanation.per_layer)
+    options = explanation.provenance.get("options") or {}
+    start = (options.get("layers") or (0, None))[0] or 0
+    return [str(start + i).replace("-", "−") for i in range(count)]
+
+
+def layer_caption(explanation: Explanation) -> str:
+    depths = explanation.provenance.get("parts") == "depths"
+    return "Scores read after each layer" if depths else "What each layer adds to the scores"

@@ -1,0 +1,227 @@
+"""`clearhead explain DATA --out DIR`: resumable, whole files only, and the same bytes however often it was stopped."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import clearhead as ch
+from tests.cli.conftest import Clearhead, contents
+
+SENTENCE = "I like the movie because she hates a boring book and it is far too long"
+TEXTS = [" ".join(SENTENCE.split()[i % 5 : 6 + (7 * i) % 10]) for i in range(21)]
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """A table of 21 texts, of which the tenth is empty and the last has a line break and a comma in it."""
+    rows = [*TEXTS]
+    rows[9], rows[20] = " ", 'so boring,\n"really"'
+    path = tmp_path / "reviews.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(rows)])
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_has_its_file_and_its_line(clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = clearhead("explain", reviews, "-m", bert, "--column", "text", "--out", out, "--batch-size", 4)
+    assert said.code == 3
+    assert said.err == f"clearhead: 1 row of 21 could not be explained: {out / 'errors.csv'} says why\n"
+    lines = table(out / "index.csv")
+    assert [line["row"] for line in lines] == [f"{i:06d}" for i in range(1, 22) if i != 10]
+    assert table(out / "errors.csv") == [{"row": "000010", "message": "the text is empty: there is nothing to explain"}]
+    ex = ch.load(bert)
+    for line in (lines[0], lines[-1]):
+        kept = ch.open_explanation(out / line["file"])
+        again = ex.explain(kept.units.texts[0])
+        assert kept.scores == pytest.approx(again.scores, abs=1e-5)
+        assert line["predicted"] == line["target"] == again.prediction["label"]
+        assert float(line["probability"]) == pytest.approx(again.prediction["probability"], abs=1e-5)
+        assert line["top"].split() == [name for name, _ in kept.words().top(5)]
+    assert kept.units.texts == ('so boring,\n"really"',)
+
+
+def test_a_finished_run_is_not_done_again(clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path) -> None:
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out", "--json")
+    first, before = clearhead(*command), contents(tmp_path / "out")
+    again = clearhead(*command)
+    assert first.json == {
+        **{"schema": "clearhead/run", "version": 1, "out": str(tmp_path / "out")},
+        **{"rows": 21, "written": 20, "there_before": 0, "failed": 1},
+    }
+    assert again.json == {**first.json, "written": 0, "there_before": 20}
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--scale", "probability"), "scale was 'logit', now 'probability'"),
+        (("--method", "grad-sam"), "methods was ['generic'], now ['grad-sam']"),
+        (("--batch-size", "3"), "batch_size was 8, now 3"),
+        (("--column", "id"), "columns was ['text'], now ['id']"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(
+    clearhead: Clearhead,
+    refused: Callable[..., str],
+    bert: Path,
+    reviews: Path,
+    tmp_path: Path,
+    change: tuple[str, str],
+    says: str,
+) -> None:
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out")
+    clearhead(*command)
+    before = contents(tmp_path / "out")
+    assert says in refused(*command, *change)
+    assert contents(tmp_path / "out") == before
+
+
+def test_changed_data_in_the_same_folder_are_refused(
+    clearhead: Clearhead, refused: Callable[..., str], bert: Path, reviews: Path, tmp_path: Path
+) -> None:
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out")
+    clearhead(*command)
+    reviews.write_text(reviews.read_text().replace("movie", "book"))
+    assert "the data have changed" in refused(*command)
+
+
+def interrupted_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of a batch, once so many are done."""
+    explain, calls = ch.Explainer.explain, 0
+
+    def explain_some(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 + batches:  # the first call only tries the settings out
+            raise KeyboardInterrupt
+        return explain(self, *args, **options)
+
+    monkeypatch.setattr(ch.Explainer, "explain", explain_some)
+
+
+def test_an_interrupt_loses_nothing(
+    clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("explain", reviews, "-m", bert, "--method", "generic,saliency", "--batch-size", 4, "--out")
+    clearhead(*options, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupted_after(2, patch)
+        said = clearhead(*options, tmp_path / "stopped")
+    assert said.code == 130 and said.out == ""
+    assert said.err == (
+        f"clearhead: interrupted: 8 of 21 rows are in {tmp_path / 'stopped'}; the same command goes on from there\n"
+    )
+    assert len(table(tmp_path / "stopped" / "index.csv")) == 16
+    resumed = clearhead(*options, tmp_path / "stopped")
+    assert "12 of 21 rows explained, 8 were there before" in resumed.out
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+
+
+def test_a_lost_file_is_made_again_with_the_same_bytes(
+    clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path
+) -> None:
+    command = ("explain", reviews, "-m", bert, "--batch-size", 4, "--out", tmp_path / "out")
+    clearhead(*command)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / "results" / "000006.generic.safetensors").unlink()
+    (tmp_path / "out" / "results" / ".000006.generic.safetensors.1234.partial").write_bytes(b"half of")
+    (tmp_path / "out" / "index.csv").unlink()
+    clearhead(*command)
+    assert contents(tmp_path / "out") == before
+
+
+def test_killed_in_the_middle_and_resumed(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    """A killed process cleans nothing up; the run after it writes what an undisturbed one would have written."""
+    count = 80  # enough that the process is still at it when its first result is seen
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"text": TEXTS[i % 21]}) + "\n" for i in range(count)))
+    options = ["explain", str(path), "--model", str(bert), "--batch-size", "2", "--out"]
+    command = [sys.executable, "-m", "clearhead", *options, str(tmp_path / "killed")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    results = tmp_path / "killed" / "results"
+    deadline = time.monotonic() + 120
+    while not (results.exists() and any(results.glob("0*"))) and time.monotonic() < deadline:
+        assert started.poll() is None
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    started.wait(30)
+    done = len(list(results.glob("0*")))
+    assert 0 < done < count
+    assert clearhead(*options, tmp_path / "killed", "--json").json["there_before"] == done
+    clearhead(*options, tmp_path / "whole")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_folder_of_pictures(clearhead: Clearhead, vit: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "pets", tmp_path / "out"
+    (folder / "cats").mkdir(parents=True)
+    for number, name in enumerate(("a.png", "cats/a.jpg", "cats/b.png")):
+        Image.new("RGB", (20 + number, 16), (90 * number, 50, 50)).save(folder / name)
+    (folder / "cats" / "torn.jpg").write_bytes((folder / "cats" / "a.jpg").read_bytes()[:200])
+    (folder / ".hidden.png").write_bytes(b"")
+    assert clearhead("explain", folder, "-m", vit, "--out", out).code == 3
+    assert [line["row"] for line in table(out / "index.csv")] == ["a.png", "cats/a.jpg", "cats/b.png"]
+    [error] = table(out / "errors.csv")
+    assert error["row"] == "cats/torn.jpg" and "is not a picture that can be opened" in error["message"]
+    assert ch.open_explanation(out / "results" / "cats" / "a.jpg.generic.safetensors").stream == "image"
+
+
+def test_a_folder_of_texts_and_a_table_of_paths(clearhead: Clearhead, bert: Path, vit: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.txt").write_text(f"I like {name} movie", encoding="utf-8-sig")
+    assert clearhead("explain", folder, "-m", bert, "--out", tmp_path / "out").code == 0
+    assert [line["row"] for line in table(tmp_path / "out" / "index.csv")] == ["a.txt", "b.txt"]
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "black.png")
+    (tmp_path / "paths.tsv").write_text("path\tn\nblack.png\t1\nlost.png\t2\n")
+    command = ("explain", tmp_path / "paths.tsv", "-m", vit, "--column", "path", "--out", tmp_path / "seen")
+    assert clearhead(*command).code == 3
+    assert [line["row"] for line in table(tmp_path / "seen" / "index.csv")] == ["000001"]
+    assert "there is no picture" in table(tmp_path / "seen" / "errors.csv")[0]["message"]
+
+
+def test_lines_of_pairs(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"a": "I like it", "b": "So boring"}, {"a": "no partner"}, {"a": 3, "b": "x"}, ["no object"]]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n{torn\n")
+    command = ("explain", path, "-m", bert, "--column", "a", "--pair-column", "b", "--out", tmp_path / "out", "--json")
+    assert clearhead(*command).json["written"] == 1
+    kept = ch.open_explanation(tmp_path / "out" / "results" / "000001.generic.safetensors")
+    assert kept.units.texts == ("I like it", "So boring")
+    assert [error["row"] for error in table(tmp_path / "out" / "errors.csv")] == [
+        "000002",
+        "000003",
+        "000004",
+        "000005",
+    ]
+
+
+def test_two_runs_do_not_share_a_folder(
+    clearhead: Clearhead, refused: Callable[..., str], bert: Path, reviews: Path, tmp_path: Path
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out")
+    clearhead(*command)
+    with (tmp_path / "out" / "settings.json").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "another run is writing" in refused(*command)

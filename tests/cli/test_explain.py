@@ -1,0 +1,171 @@
+"""`clearhead explain`, `compare`, `show`: what a person sees, what a program reads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import clearhead as ch
+from tests.cli.conftest import Clearhead
+
+TEXT = "I like the movie"
+
+
+def test_the_json_form_is_the_explanation(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("explain", TEXT, "--model", bert, "--json")
+    assert said.code == 0 and said.err == ""
+    expected = ch.load(bert).explain(TEXT)
+    np.testing.assert_allclose(ch.from_dict(said.json).scores, expected.scores, rtol=1e-5)
+    assert said.json["units"]["names"] == expected.tokens
+
+
+def test_options_mean_what_the_arguments_mean(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead(
+        *("explain", TEXT, "-m", bert, "--json", "--method", "generic,grad-sam(received=True)"),
+        *(
+            "--target",
+            "positive",
+            "--against",
+            "NEGATIVE",
+            "--scale",
+            "probability",
+            "--layers",
+            "-2:",
+            "--heads",
+            "0,3",
+        ),
+    )
+    expected = ch.load(bert).explain(
+        TEXT,
+        method=["generic", ch.Method("grad-sam", received=True)],
+        target=ch.Contrast("POSITIVE", "NEGATIVE"),
+        scale="probability",
+        layers=(-2, None),
+        heads=[0, 3],
+    )
+    assert [one["method"] for one in said.json] == list(expected)
+    for one, other in zip(said.json, expected.values(), strict=True):
+        np.testing.assert_allclose(one["scores"], other.scores, rtol=1e-4, atol=1e-7)
+        assert one["target"]["name"] == other.target["name"] == "POSITIVE − NEGATIVE"
+
+
+def test_several_inputs_and_methods_come_input_by_input(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("explain", TEXT, "So boring!", "-m", bert, "--method", "generic,saliency", "--json")
+    told = [(one["units"]["texts"][0], one["method"]) for one in said.json]
+    assert told == [(TEXT, "generic"), (TEXT, "saliency"), ("So boring!", "generic"), ("So boring!", "saliency")]
+
+
+def test_a_pair_of_texts(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("explain", TEXT, "--pair", "She hates the book", "-m", bert, "--json")
+    assert said.json["units"]["texts"] == [TEXT, "She hates the book"]
+
+
+def test_every_row_and_a_shorter_text(clearhead: Clearhead, bert: Path) -> None:
+    options = ("--rows", "all", "--max-length", 4, "--truncation-side", "left")
+    said = clearhead("explain", TEXT, "-m", bert, "--json", *options)
+    assert np.shape(said.json["matrix"]) == (4, 4)
+    assert said.json["certificate"]["truncated_tokens"] == len(ch.load(bert).explain(TEXT)) - 4 > 0
+
+
+def test_a_person_reads_plain_words_when_the_output_is_piped(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("explain", TEXT, "-m", bert, "--words")
+    assert said.code == 0
+    assert "movie" in said.out and "\x1b" not in said.out
+
+
+@pytest.mark.parametrize("merge", ["--words", "--sentences"])
+def test_a_saved_explanation_is_shown_again_without_the_model(
+    clearhead: Clearhead, bert: Path, tmp_path: Path, merge: str
+) -> None:
+    file, page = tmp_path / "why.safetensors", tmp_path / "why.html"
+    first = clearhead("explain", TEXT, "-m", bert, "--save", file, "--html", page, merge)
+    assert "<html" in page.read_text() and sorted(tmp_path.iterdir()) == [page, file]
+    assert clearhead("show", file, merge).out == first.out
+    assert clearhead("show", file, "--json").json["units"]["kind"] == "token"
+
+
+def test_several_are_saved_into_a_folder_and_put_together(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    clearhead("explain", TEXT, "I like the book", "-m", bert, "--method", "generic,attcat", "--save", folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "001.generic.safetensors",
+        "002.attcat.safetensors",
+        "003.generic.safetensors",
+        "004.attcat.safetensors",
+    ]
+    told = clearhead("show", folder, "--by", "word", "--how", "mean", "--json").json
+    assert set(told) == {"generic", "attcat"}
+    assert {row["name"]: row["count"] for row in told["generic"]["rows"]}["like"] == 2
+    assert "like" in clearhead("show", folder).out
+
+
+def test_pictures_by_file_and_by_name(clearhead: Clearhead, vit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "red.png")
+    for named in (tmp_path / "red.png", "chelsea"):
+        said = clearhead("explain", named, "-m", vit, "--json")
+        assert said.json["stream"] == "image" and len(said.json["scores"]) == 17
+
+
+def test_the_name_of_a_picture_is_a_word_for_a_model_of_texts(clearhead: Clearhead, bert: Path) -> None:
+    assert clearhead("explain", "chelsea", "-m", bert, "--json").json["units"]["texts"] == ["chelsea"]
+
+
+def test_a_text_file_is_read_and_text_takes_its_name_literally(
+    clearhead: Clearhead, bert: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "review.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    assert clearhead("explain", file, "-m", bert, "--json").json["units"]["texts"] == [TEXT]
+    assert clearhead("explain", "lost.txt", "--text", "-m", bert, "--json").json["units"]["texts"] == ["lost.txt"]
+
+
+def test_compare(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    page = tmp_path / "compare.html"
+    said = clearhead("compare", TEXT, "-m", bert, "--method", "generic,attcat,random", "--json", "--html", page)
+    assert said.json["methods"] == ["generic", "attcat", "random"] and "<html" in page.read_text()
+    assert "attcat" in clearhead("compare", TEXT, "-m", bert).out
+
+
+def test_methods_say_whether_they_apply(clearhead: Clearhead, bert: Path) -> None:
+    every = clearhead("methods", "--json").json["methods"]
+    assert {"generic", "rollout", "saliency"} <= {line["method"] for line in every}
+    assert all(line["cost"] and line["taxonomy"] and line["citation"] for line in every)
+    applied = clearhead("methods", "--model", bert, "--json").json["methods"]
+    assert all(line["applies"] and line["why_not"] == "" for line in applied)
+    assert "grad-sam" in clearhead("methods", "--model", bert).out
+
+
+def test_models_work_without_the_zoo(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.loading.find_spec", lambda name: None)
+    assert clearhead("models", "--json").json["models"] == {}
+    said = clearhead("models")
+    assert said.code == 0 and "pip install clearhead-zoo" in said.out
+
+
+def test_models_are_listed_from_their_cards(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"task": "text-classification", "bytes": 21_000_000, "figures": {"accuracy": 0.91}, "summary": "Feelings."}
+    monkeypatch.setattr("clearhead.loading.models", lambda: {"sentiment": card})
+    said = clearhead("models").out
+    assert "zoo:sentiment" in said and "21.0 MB" in said and "accuracy 0.91" in said
+
+
+def test_version(clearhead: Clearhead) -> None:
+    assert clearhead("--version").out == f"clearhead {ch.__version__}\n"
+    assert clearhead("version", "--json").json["clearhead"] == ch.__version__
+
+
+@pytest.mark.parametrize("verb", ["explain", "compare", "show", "methods", "models", "version"])
+def test_every_verb_helps_with_an_example(clearhead: Clearhead, verb: str) -> None:
+    said = clearhead(verb, "--help")
+    assert said.code == 0 and f"clearhead {verb}" in said.out.partition("Examples")[2]
+    assert "--json" in said.out
+
+
+def test_json_never_holds_what_json_has_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from clearhead.cli.output import print_json
+
+    print_json({"scores": [1.0, float("nan")], "p": (float("inf"),)})
+    assert json.loads(capsys.readouterr().out) == {"scores": [1.0, None], "p": [None]}

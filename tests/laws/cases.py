@@ -1,0 +1,188 @@
+"""What the laws run over: every registered method with all its options, on every subject. Explainers are made once."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import clearhead
+from clearhead import Explainer, Explanation, Method, Refusal
+from clearhead.explainer import ALONG_UNITS
+from clearhead.methods import REGISTRY
+from clearhead.recording.scope import attention_implementation
+from clearhead.subjects import How
+from tests import models
+
+METHODS = tuple(sorted(REGISTRY))
+SUBJECTS = models.SUBJECTS
+TEXT_SUBJECTS = tuple(subject for subject in SUBJECTS if not subject.endswith("/image"))
+
+#: Subjects whose attention does not run over their units: the one ground on which a method may refuse here.
+WINDOWED = ("swin/image",)
+
+Results = dict[str, list[Explanation]]
+
+
+@cache
+def explainer(subject: str, dtype: torch.dtype = torch.float64) -> Explainer:
+    return models.explainer(subject, dtype)
+
+
+def variants(name: str) -> list[Method]:
+    """A method with its defaults, and with each of its options changed: what is declared is what is tested."""
+    has, found = REGISTRY[name].declaration.has, [Method(name), Method(name, per="head")]
+    if "layers" in has:
+        found += [Method(name, layers=(1, None), per="head"), Method(name, layers=(0, 2))]
+    if "heads" in has:
+        found.append(Method(name, heads=(0, 2), layers=(None, None)))
+    if "rows" in has:
+        found += [Method(name, rows="all"), Method(name, rows="all", layers=(1, 3))]
+    for field in fields(REGISTRY[name]):
+        if field.name == "frame":
+            continue
+        if field.type is bool:
+            found.append(Method(name, **{field.name: not field.default}))
+        elif get_origin(field.type) is Literal:
+            found += [Method(name, **{field.name: value}) for value in get_args(field.type) if value != field.default]
+    return found
+
+
+def applies(name: str, subject: str) -> bool:
+    """Whether a method must work here; where it must not, it has to refuse and say why."""
+    return not (subject in WINDOWED and REGISTRY[name].declaration.asks & ALONG_UNITS)
+
+
+def refusal_of(name: str, subject: str) -> str:
+    """The text of the refusal, which must be a reason that names method and model."""
+    ex = explainer(subject)
+    try:
+        ex.explain(models.inputs(subject)[0], method=name)
+    except Refusal as refusal:
+        text = str(refusal)
+    else:
+        raise AssertionError(f"{name} explained {subject}, whose attention does not run over its units")
+    model = type(ex.subject.model).__name__
+    assert text.startswith(f"{name} cannot explain {ex.subject.name}: "), text
+    reason = text.split(": ", 1)[1]
+    assert model in reason and len(reason.split()) >= 8, f"not a reason: {text}"
+    return reason
+
+
+@cache
+def batched(subject: str, dtype: torch.dtype = torch.float64) -> Results:
+    """Every variant of every method, all inputs in one batch, in one pass."""
+    return explainer(subject, dtype).explain(models.inputs(subject), method=every_variant(subject))
+
+
+@cache
+def single(subject: str, dtype: torch.dtype = torch.float64) -> Results:
+    """The same, one input at a time."""
+    ex = explainer(subject, dtype)
+    one_by_one = [ex.explain(raw, method=every_variant(subject)) for raw in models.inputs(subject)]
+    return {name: [part[name] for part in one_by_one] for name in one_by_one[0]}
+
+
+def size(e: Explanation, results: Results) -> float:
+    """The largest score that the method gives on the subject's inputs, whatever its options."""
+    name = e.provenance["method"]
+    return max(float(np.abs(one.scores).max()) for variant in variants(name) for one in results[str(variant)])
+
+
+def assert_all_alike(got: Mapping[str, list[Explanation]], subject: str, dtype: torch.dtype = torch.float64) -> None:
+    """Results for all inputs of a subject, in their order, are those of one input at a time."""
+    expected = single(subject, dtype)
+    for variant, explanations in got.items():
+        for e, alone in zip(explanations, expected[variant], strict=True):
+            assert_alike(e, alone, tolerance(subject, dtype), size(e, expected))
+
+
+@cache
+def every_variant(subject: str) -> list[Method]:
+    return [variant for name in METHODS if applies(name, subject) for variant in variants(name)]
+
+
+def model_inputs(subject: str, extra: int = 0) -> dict[str, torch.Tensor]:
+    """All inputs of a subject as one mapping; texts are padded to the longest, and `extra` further."""
+    ex = clearhead.load(explainer(subject).subject.model, explainer(subject).subject.processor)
+    if subject.endswith("/image"):
+        return dict(ex.subject.processor(images=models.inputs(subject), return_tensors="pt"))
+    processor = ex.subject.processor
+    longest = max(len(ids) for ids in processor(models.inputs(subject))["input_ids"])
+    padded = processor(models.inputs(subject), padding="max_length", max_length=longest + extra, return_tensors="pt")
+    return dict(padded)
+
+
+def collated(ex: Explainer, raws: list[Any]) -> dict[str, torch.Tensor]:
+    """The batch that the model is called with."""
+    return ex.subject.collate([sample for raw in raws for sample in ex.subject.samples(raw, How())])
+
+
+class _Float32(TorchDispatchMode):
+    """Notices sums that run in float32 inside a float64 model."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        summing = ("softmax", "mm", "layer_norm", "mean", "sum", "rsqrt")
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float32:
+            self.seen |= any(word in str(func) for word in summing)
+        return out
+
+
+@cache
+def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
+    """1e-9 in float64, 1e-6 where the model's own eager code sums in float32 all the same, 1e-5 in float32."""
+    if dtype == torch.float32:
+        return 1e-5
+    ex = explainer(subject)
+    batch = collated(ex, models.inputs(subject)[:1])
+    with torch.no_grad(), attention_implementation(ex.subject.model, "eager"), _Float32() as watch:
+        ex.subject.model(**batch)
+    return 1e-6 if watch.seen else 1e-9
+
+
+def gap(one: Any, other: Any, size: float = 0.0) -> float:
+    """The largest difference, relative to the largest entry (or to `size`); NaN never passes for a number."""
+    one, other = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
+    assert one.shape == other.shape, f"shapes {one.shape} and {other.shape}"
+    assert np.isfinite(one).all() and np.isfinite(other).all(), "scores must be finite"
+    largest = np.abs(other).max(initial=size)
+    return float(np.abs(one - other).max(initial=0.0) / largest) if largest else float(np.abs(one).max(initial=0.0))
+
+
+def assert_alike(one: Explanation, other: Explanation, within: float, size: float = 0.0) -> None:
+    """The same explanation up to rounding: scores, matrix, shares of layers and heads, target and prediction.
+
+    `size`: how large this method's scores get. Some are zero in theory, and only rounding is left of them (a gradient
+    that has passed a layer norm sums to zero, and is orthogonal to its input); that is measured on the method's scale.
+    """
+    assert one.tokens == other.tokens and one.units.special == other.units.special
+    for part in ("scores", "matrix", "per_layer", "per_head", "base_value"):
+        mine, yours = getattr(one, part), getattr(other, part)
+        assert (mine is None) == (yours is None), f"{one.method}: {part} is there in one and not in the other"
+        if mine is not None:
+            found = gap(mine, yours, size)
+            assert found <= within, f"{one.method}: {part} differs by {found:.1e}, allowed {within:.0e}"
+    assert_alike_said(one.target, other.target, within)
+    assert_alike_said(one.prediction, other.prediction, within)
+
+
+def assert_alike_said(one: Any, other: Any, within: float) -> None:
+    """Two descriptions (target, prediction) with equal words and numbers that differ by rounding alone."""
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_alike_said(one[key], other[key], within)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, yours in zip(one, other, strict=True):
+            assert_alike_said(mine, yours, within)
+    elif isinstance(one, float):
+        assert abs(one - other) <= 10 * within * max(abs(other), 1)
+    else:
+        assert one == other

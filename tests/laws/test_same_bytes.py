@@ -1,0 +1,87 @@
+"""Laws 6 and 7: same seed, same bytes, in this process and in a new one; a file re-opens as what was saved."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead
+from tests import models
+from tests.laws import another_process, cases
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every explanation saved four times: twice here, once by a new process, once opened and saved again by it."""
+    base = tmp_path_factory.mktemp("bytes")
+    names = {name: base / name for name in ("first", "second", "elsewhere", "again", "another seed")}
+    another_process.save_all(names["first"])
+    another_process.save_all(names["second"])
+    another_process.save_all(names["another seed"], seed=1)
+    subprocess.run(
+        [sys.executable, "-m", "tests.laws.another_process", *(str(names[n]) for n in ("first", "elsewhere", "again"))],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PYTHONHASHSEED": "12345"},
+        check=True,
+        timeout=300,
+    )
+    return {name: {path.name: path for path in folder.iterdir()} for name, folder in names.items()}
+
+
+@pytest.mark.parametrize("subject", cases.SUBJECTS)
+@pytest.mark.parametrize("other", ["second", "elsewhere", "again"])
+def test_same_seed_same_bytes(folders, subject, other):
+    prefix = subject.replace("/", "-") + "."
+    mine = {name: path.read_bytes() for name, path in folders["first"].items() if name.startswith(prefix)}
+    yours = {name: path.read_bytes() for name, path in folders[other].items() if name.startswith(prefix)}
+    assert len(mine) == 3 * len(cases.every_variant(subject))
+    assert mine.keys() == yours.keys()
+    assert [name for name in mine if mine[name] != yours[name]] == []
+
+
+@pytest.mark.parametrize("subject", cases.SUBJECTS)
+def test_another_seed_changes_what_is_random_and_nothing_else(folders, subject):
+    changed = set()
+    for name, path in folders["first"].items():
+        if name.startswith(subject.replace("/", "-") + "."):
+            one, other = clearhead.open_explanation(path), clearhead.open_explanation(folders["another seed"][name])
+            if not np.array_equal(one.scores, other.scores):
+                changed.add(one.provenance["method"])
+            assert (one.certificate["seed"], other.certificate["seed"]) == (0, 1)
+    assert changed == {"random"}
+
+
+@pytest.mark.parametrize("subject", cases.SUBJECTS)
+def test_random_numbers_belong_to_the_content(subject):
+    """Not to the place in a batch, the padding, the other inputs, the target or the order of calls."""
+    ex, (a, b, c) = cases.explainer(subject), models.inputs(subject)
+    alone = ex.explain(a, method="random").scores
+    for batch, place in (([a, b, c], 0), ([c, b, a], 2), ([b, a], 1), ([a, a], 1)):
+        assert np.array_equal(ex.explain(batch, method="random")[place].scores, alone)
+    assert np.array_equal(ex.explain(a, method="random", target=1).scores, alone)
+    assert np.array_equal(models.explainer(subject).explain(a, method="random").scores, alone)
+    other = ex.explain(b, method="random").scores
+    shared = min(len(alone), len(other))
+    assert not np.array_equal(alone[:shared], other[:shared])
+    assert not np.array_equal(ex.explain(a, method="random", seed=5).scores, alone)
+
+
+@pytest.mark.parametrize("subject", cases.SUBJECTS)
+def test_a_file_opens_as_what_was_saved(subject, tmp_path):
+    """Every field, types and dtypes included."""
+    for place, explanations in enumerate(cases.batched(subject).values()):
+        saved = explanations[0]
+        opened = clearhead.open_explanation(saved.save(tmp_path / f"{place}.safetensors"))
+        for field in fields(saved):
+            one, other = getattr(saved, field.name), getattr(opened, field.name)
+            if isinstance(one, np.ndarray):
+                assert one.dtype == other.dtype and np.array_equal(one, other), field.name
+            else:
+                assert type(one) is type(other) and one == other, field.name
+        assert opened.to_dict() == saved.to_dict()

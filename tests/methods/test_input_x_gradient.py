@@ -1,0 +1,49 @@
+"""Input × gradient against its replica, and on a model that is linear in its embeddings."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests import models
+from tests.methods import twins
+
+SUBJECTS = (*twins.SUBJECTS, "swin/image")
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_equals_its_replica(subject: str) -> None:
+    twins.assert_twins("input-x-gradient", subject)
+
+
+@pytest.mark.parametrize("reduce", ["l2", "abs", "sum"])
+@pytest.mark.parametrize("subject", ["bert/classify", "albert/mask", "dinov2/image"])
+def test_reductions(subject: str, reduce: str) -> None:
+    twins.assert_twins("input-x-gradient", subject, reduce=reduce)
+
+
+@pytest.mark.parametrize("target", twins.TARGETS)
+@pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
+def test_targets(subject: str, target: str) -> None:
+    twins.assert_twins("input-x-gradient", subject, target=target)
+
+
+def test_explains_a_linear_target_exactly() -> None:
+    """Of a target that is linear in the embeddings, the scores are each word's share: nothing is left over."""
+    ex, text = twins.explainer("bert/classify"), models.inputs("bert/classify")[0]
+    embeddings = ex.subject.model.bert.embeddings
+    direction = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    sums: list[torch.Tensor] = []  # word + position + type, before the norm
+
+    def linear(output: object) -> torch.Tensor:
+        return (sums[-1] @ direction).sum(-1)
+
+    handle = embeddings.LayerNorm.register_forward_pre_hook(lambda module, args: sums.append(args[0]))
+    try:
+        e = ex.explain(text, "input-x-gradient", target=linear)
+    finally:
+        handle.remove()
+    ids = twins.model_inputs("bert/classify", text)["input_ids"][0]
+    share = (embeddings.word_embeddings.weight[ids] @ direction).detach()
+    np.testing.assert_allclose(e.scores, share, rtol=1e-12)
+    rest = (sums[-1][0] @ direction).sum().detach() - share.sum()
+    assert e.target["value"] == pytest.approx(float(e.scores.sum() + rest), rel=1e-12)

@@ -1,0 +1,144 @@
+"""Every registered method carries what it must, and has what it says it has – no more, no less."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead
+from clearhead.methods import REGISTRY
+from clearhead.methods.base import declarations
+from tests.methods import twins
+
+METHODS = sorted(REGISTRY)
+REAL = [name for name in METHODS if REGISTRY[name].declaration.family != "control"]
+#: What is asked for, such that a method that heeds it must give something else than by default.
+OTHERWISE = {"layers": {"layers": (0, 1)}, "heads": {"heads": [1]}, "rows": {"rows": "all"}}
+
+
+@pytest.mark.parametrize("method", REAL)
+def test_carries_formula_citation_and_cost(method: str) -> None:
+    cls = REGISTRY[method]
+    docstring = sys.modules[cls.__module__].__doc__
+    assert docstring and re.search(r"\n\n *\S+ = \S.*\n", docstring), (
+        "a formula, a paragraph by itself, in the docstring"
+    )
+    assert re.search(r"\(\d{4}\), .+", cls.declaration.citation), "a citation: authors (year), title, where"
+    assert re.match(r"(one|two|\d+) (forward|backward)", cls.declaration.cost)
+    assert cls.__module__ == f"clearhead.methods.{method.replace('-', '_')}", "one file a method, named after it"
+
+
+@pytest.mark.parametrize("method", REAL)
+def test_has_a_replica_and_a_test_file(method: str) -> None:
+    assert callable(twins.replica_of(method).scores)
+    assert (Path(__file__).parent / f"test_{method.replace('-', '_')}.py").is_file()
+
+
+def test_replicas_use_no_code_of_clearhead() -> None:
+    for file in (Path(__file__).parents[1] / "replicas").glob("*.py"):
+        assert not re.search(r"^\s*(import|from) clearhead", file.read_text(encoding="utf-8"), re.MULTILINE), file.name
+
+
+@pytest.mark.parametrize("option", OTHERWISE)
+@pytest.mark.parametrize("method", METHODS)
+def test_has_what_it_declares(method: str, option: str) -> None:
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    how = OTHERWISE[option]
+    if option not in REGISTRY[method].declaration.has:
+        having = ", ".join(sorted(name for name in METHODS if option in REGISTRY[name].declaration.has))
+        for ask in (lambda: ex.explain(text, method, **how), lambda: clearhead.Method(method, **how)):
+            with pytest.raises(clearhead.InputError, match=re.escape(f"{method} has no {option}=")) as refusal:
+                ask()
+            assert having in str(refusal.value)
+        return
+    usual, other = ex.explain(text, method), ex.explain(text, method, **how)
+    if option == "rows":
+        assert usual.matrix is None
+        assert other.matrix.shape == (len(other), len(other))
+        assert twins.gap(other.matrix[0], usual.scores) < 1e-12
+        assert twins.gap(other.matrix[1], usual.scores) > 1e-3
+        return
+    assert twins.gap(other.scores, usual.scores) > 1e-3
+    if option == "layers":
+        assert len(usual.per_layer) > len(other.per_layer) or method in ("attention", "attention-gradcam")
+        assert len(other.per_layer) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gives_the_parts_it_declares(method: str) -> None:
+    declaration = REGISTRY[method].declaration
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    e = ex.explain(text, method, per="head")
+    assert (e.per_layer is not None) == (declaration.parts is not None) == ("layers" in declaration.has)
+    if declaration.parts == "depths":
+        np.testing.assert_array_equal(e.per_layer[-1], e.scores)
+    if declaration.parts == "contributions":
+        assert twins.gap(e.per_layer.sum(0), e.scores) < 1e-12
+        assert (e.per_head is not None) == ("heads" in declaration.has)
+        if e.per_head is not None:
+            assert twins.gap(e.per_head.sum(1), e.per_layer) < 1e-12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sign_and_target_are_as_declared(method: str) -> None:
+    declaration = REGISTRY[method].declaration
+    ex, texts = twins.explainer("bert/classify"), twins.SENTENCES
+    of = [np.concatenate([e.scores for e in ex.explain(texts, method, target=label)]) for label in (0, 1)]
+    assert (np.concatenate(of).min() < 0) == declaration.signed
+    assert (twins.gap(*of) > 1e-3) == (declaration.target == "any")
+    contrast = np.concatenate([e.scores for e in ex.explain(texts, method, target=clearhead.Contrast(0, 1))])
+    linear = declaration.target == "any" and twins.gap(contrast, of[0] - of[1]) < 1e-11
+    assert linear == declaration.linear_in_target
+
+
+def test_the_table_lists_every_method() -> None:
+    assert [declaration.name for declaration in declarations()] == METHODS
+    lines = twins.explainer("bert/classify").methods()
+    assert [line.name for line in lines] == METHODS
+    assert all(line.applies for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": (5, 9)}, r"leaves none of the 3 layers"),
+        ({"layers": (2, 1)}, r"leaves none of the 3 layers"),
+        ({"layers": 5}, r"layers=5 is not a half-open range"),
+        ({"layers": (0, 3, 2)}, r"layers=\(0, 3, 2\) is not a half-open range"),
+        ({"layers": range(0, 3, 2)}, r"is not a half-open range"),
+        ({"heads": [4]}, r"the model has 4 heads"),
+        ({"heads": []}, r"the model has 4 heads"),
+        ({"heads": 3}, r"heads=3 is not a list of heads"),
+        ({"heads": [1.5]}, r"is not a list of heads"),
+        ({"rows": "some"}, r"rows='some' is not known"),
+        ({"per": "token"}, r"per='token' is not known"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options: dict, said: str) -> None:
+    """Whether they stand beside the method or inside it."""
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    with pytest.raises(clearhead.InputError, match=said):
+        ex.explain(text, "generic", **options)
+    with pytest.raises(clearhead.InputError, match=said):
+        ex.explain(text, clearhead.Method("generic", **options))
+
+
+def test_a_range_is_a_range_of_layers() -> None:
+    """`layers=range(0, 3)` means three layers, beside the method and inside it."""
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    whole = ex.explain(text, "generic").scores
+    np.testing.assert_array_equal(ex.explain(text, "generic", layers=range(3)).scores, whole)
+    np.testing.assert_array_equal(ex.explain(text, clearhead.Method("generic", layers=range(0, 3))).scores, whole)
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [("saliency", "reduce", "mean"), ("input-x-gradient", "reduce", "max"), ("attcat", "weights", "column")],
+)
+def test_bad_values_of_own_options_are_refused(method: str, option: str, value: str) -> None:
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    with pytest.raises(clearhead.InputError, match=f"unknown {option} '{value}'.* Accepted"):
+        ex.explain(text, clearhead.Method(method, **{option: value}))

@@ -1,0 +1,61 @@
+"""Explaining works inside whatever the caller is in the middle of."""
+
+import pytest
+import torch
+
+from tests import models
+from tests.laws import cases
+
+SUBJECTS = ["bert/classify", "roberta/mask", "modernbert/classify", "deberta/classify", "vit/image", "swin/image"]
+CONTEXTS = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "enable_grad": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("first_use", [True, False])
+def test_gradient_modes(subject, context, first_use):
+    ex = models.explainer(subject)
+    if not first_use:
+        ex.explain(models.inputs(subject)[0], method="saliency")
+    given = cases.model_inputs(subject)
+    with CONTEXTS[context]():
+        results = [
+            ex.explain(models.inputs(subject), method=cases.every_variant(subject)),
+            # Tensors made inside inference mode cannot take part in autograd as they are.
+            ex.explain({name: part.clone() for name, part in given.items()}, method=cases.every_variant(subject)),
+        ]
+        assert torch.is_grad_enabled() == (context == "enable_grad")
+        tape = ex.record(models.inputs(subject), ("attention", "input_gradient"))
+    for got in results:
+        cases.assert_all_alike(got, subject)
+    assert not tape.input_gradient.requires_grad and not tape.calls[0].attention.requires_grad
+
+
+def test_explaining_inside_a_target():
+    """A target that explains with another model while this one is being recorded."""
+    outer, inner = models.explainer("bert/classify"), models.explainer("distilbert/classify")
+    inside = []
+
+    def target(output):
+        inside.append(inner.explain(models.TEXTS[1]).scores)
+        return output.logits[:, 0]
+
+    got = outer.explain(models.TEXTS[0], target=target)
+    assert cases.gap(got.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores) <= 1e-9
+    assert cases.gap(inside[-1], cases.single("distilbert/classify")["generic"][1].scores) <= 1e-9
+
+
+def test_explaining_the_same_model_inside_its_own_target():
+    ex, inside = models.explainer("bert/classify"), []
+
+    def target(output):
+        inside.append(ex.explain(models.TEXTS[1]).scores)
+        return output.logits[:, 0]
+
+    got = ex.explain(models.TEXTS[0], target=target)
+    assert cases.gap(got.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores) <= 1e-9
+    assert cases.gap(inside[-1], cases.single("bert/classify")["generic"][1].scores) <= 1e-9

@@ -1,0 +1,171 @@
+"""On first use the recorder tests itself, and refuses by name of model and layer if it is not exact."""
+
+import sys
+import types
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert import modeling_bert
+from transformers.models.bert.modeling_bert import BertSelfAttention
+
+import clearhead
+from clearhead.recording.interface import NAME
+from tests.models import TEXTS, text_model
+
+LAYER = "bert.encoder.layer.1"
+
+
+def refusal(model, tokenizer, method="generic"):
+    """What a refused model is told; every public call says the same."""
+    ex = clearhead.load(model, tokenizer)
+    with pytest.raises(clearhead.Refusal) as refused:
+        ex.explain(TEXTS, method=method)
+    with pytest.raises(clearhead.Refusal):
+        ex.record(TEXTS[0], ("attention",))
+    listed = ex.methods()
+    assert not any(line.applies for line in listed)
+    assert "BertForSequenceClassification" in listed[0].why_not
+    return str(refused.value)
+
+
+def with_attention(cls):
+    """A BERT whose second layer has another class of attention."""
+    model, tokenizer = text_model("bert")
+    model.bert.encoder.layer[1].attention.self.__class__ = cls
+    return model, tokenizer
+
+
+@pytest.fixture
+def own_module():
+    """A Python module of its own for attention classes, as a modelling file is."""
+    name = "careless_modelling"
+    module = sys.modules[name] = types.ModuleType(name)
+    yield module
+    del sys.modules[name]
+
+
+def test_a_sound_model_is_not_refused():
+    ex = clearhead.load(text_model("bert"))
+    e = ex.explain(TEXTS[0])
+    assert ex.recorder.tested.path == e.certificate["recorder"] == "interface"
+    assert ex.recorder.tested.calls == 3
+    assert e.certificate["capture_error"] < 1e-12 and e.certificate["rebuild_error"] < 1e-12
+
+
+def test_attention_that_forgets_padding_when_recorded():
+    """The usual accident: masks are made for "eager" and "sdpa" by name. One text alone would never show it."""
+
+    class Forgetful(BertSelfAttention):
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            known = self.config._attn_implementation in ("eager", "sdpa")
+            return super().forward(hidden_states, attention_mask if known else None, **kwargs)
+
+    text = refusal(*with_attention(Forgetful))
+    assert "BertForSequenceClassification" in text and LAYER in text and "padding" in text
+
+
+def test_no_mask_function(monkeypatch):
+    """Transformers drops the padding mask in silence where no mask function is registered under our name."""
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
+    text = refusal(*text_model("bert"))
+    assert "padding" in text and "bert.encoder.layer.0" in text
+
+
+def test_probabilities_that_were_not_used(own_module):
+    class Careless(BertSelfAttention):
+        __module__ = own_module.__name__
+
+    def eager_attention_forward(*args, **kwargs):
+        output, attention = modeling_bert.eager_attention_forward(*args, **kwargs)
+        return output, attention.roll(1, dims=-1)
+
+    own_module.eager_attention_forward = eager_attention_forward
+    text = refusal(*with_attention(Careless))
+    assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "not what it used" in text
+
+
+def test_no_probabilities_at_all(own_module):
+    class Silent(BertSelfAttention):
+        __module__ = own_module.__name__
+
+    own_module.eager_attention_forward = lambda *a, **k: (modeling_bert.eager_attention_forward(*a, **k)[0], None)
+    text = refusal(*with_attention(Silent))
+    assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "no probabilities" in text
+
+
+def test_a_model_that_computes_something_else_when_recorded():
+    class TwoFaced(BertSelfAttention):
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            recorded = self.config._attn_implementation == NAME
+            return super().forward(hidden_states * (2 if recorded else 1), attention_mask, **kwargs)
+
+    text = refusal(*with_attention(TwoFaced))
+    assert "logits change" in text and text.endswith(LAYER)
+
+
+def test_a_layer_that_does_not_ask_the_interface():
+    class ByHand(BertSelfAttention):
+        def forward(self, hidden_states, attention_mask=None, **kwargs):
+            value = self.value(hidden_states)
+            return value.mean(1, keepdim=True).expand_as(value), None
+
+    text = refusal(*with_attention(ByHand))
+    assert "3 attention layers but 2 calls" in text
+    assert "bert.encoder.layer.0" in text and "bert.encoder.layer.2" in text and LAYER not in text
+
+
+def test_fewer_layers_than_the_configuration_says():
+    model, tokenizer = text_model("bert")
+    model.bert.encoder.layer = model.bert.encoder.layer[:2]
+    assert "3 attention layers but 2 calls" in refusal(model, tokenizer)
+
+
+class Lonely(nn.Module):
+    """An attention beside which no eager function stands."""
+
+    is_causal = False
+
+    def __init__(self, like):
+        super().__init__()
+        self.config, self.scaling, self.heads = like.config, like.scaling, like.num_attention_heads
+        self.query, self.key, self.value = like.query, like.key, like.value
+
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        parts = [
+            part(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        ]
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        output, attention = attend(self, *parts, attention_mask, dropout=0.0, scaling=self.scaling)
+        return output.flatten(2), attention
+
+
+def test_no_eager_function_beside_the_class():
+    model, tokenizer = text_model("bert")
+    layer = model.bert.encoder.layer[1].attention
+    layer.self = Lonely(layer.self)
+    text = refusal(model, tokenizer)
+    assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text
+    assert "no eager_attention_forward" in text and "Lonely" in text
+
+
+def test_a_model_without_attention():
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3, image_size=16)
+    ex = clearhead.load(transformers.ConvNextForImageClassification(config).eval())
+    with pytest.raises(clearhead.Refusal, match=r"ConvNextForImageClassification .* without attention"):
+        ex.explain({"pixel_values": torch.rand(1, 3, 16, 16)}, method="generic")
+
+
+def test_a_refused_model_can_be_put_right():
+    """Nothing is remembered of a failed test."""
+    model, tokenizer = text_model("bert")
+    ex = clearhead.load(model, tokenizer)
+    model.config.num_hidden_layers = 7
+    with pytest.raises(clearhead.Refusal, match="7 attention layers"):
+        ex.explain(TEXTS[0])
+    model.config.num_hidden_layers = 3
+    assert ex.explain(TEXTS[0]).scores.any()

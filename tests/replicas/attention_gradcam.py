@@ -1,0 +1,37 @@
+"""GradCAM on attention: a head's weight is the mean of its gradient over the whole map; mean over heads, then clamp."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from tests.replicas.passes import Seen
+
+
+def cam(
+    attention: Float[np.ndarray, "head row unit"], gradient: Float[np.ndarray, "head row unit"]
+) -> Float[np.ndarray, "row unit"]:
+    total = np.zeros(attention.shape[1:])
+    for head in range(len(attention)):
+        weight = sum(float(g) for row in gradient[head] for g in row) / gradient[head].size
+        total += weight * attention[head]
+    return np.maximum(total / len(attention), 0)
+
+
+def matrix(seen: Seen, layers: Sequence[int] | None = None) -> Float[np.ndarray, "row unit"]:
+    layers = [seen.layers - 1] if layers is None else layers
+    return np.mean([cam(seen.attention[layer], seen.attention_gradient[layer]) for layer in layers], axis=0)
+
+
+def shares(
+    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+) -> Float[np.ndarray, "layer 1 unit"]:
+    """The clamp comes after the mean over heads, so only layers have shares."""
+    layers = [seen.layers - 1] if layers is None else layers
+    return np.array([[readout @ matrix(seen, [layer]) / len(layers)] for layer in layers])
+
+
+def scores(
+    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+) -> Float[np.ndarray, "unit"]:
+    return readout @ matrix(seen, layers)

@@ -1,0 +1,29 @@
+"""CAT (Qiang et al. 2022): Σ_k h_ik · ∂y/∂h_ik for the input of each layer, summed over the layers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from tests.replicas.passes import Seen
+
+
+def of_state(seen: Seen, state: int) -> Float[np.ndarray, "unit"]:
+    """CAT^l: hidden state l times its gradient, summed over the model's width."""
+    found = np.zeros(seen.hidden.shape[1])
+    for i in range(seen.hidden.shape[1]):
+        for k in range(seen.hidden.shape[2]):
+            found[i] += seen.hidden[state, i, k] * seen.hidden_gradient[state, i, k]
+    return found
+
+
+def shares(
+    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+) -> Float[np.ndarray, "layer 1 unit"]:
+    return np.array([[of_state(seen, layer)] for layer in (range(seen.layers) if layers is None else layers)])
+
+
+def scores(
+    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+) -> Float[np.ndarray, "unit"]:
+    return shares(seen, readout, layers).sum((0, 1))

@@ -1,0 +1,60 @@
+"""Generic Attention (Chefer et al., ICCV 2021), equations 1, 5 and 6: R = I; R ← R + Ā R, layer by layer.
+The identity is taken away at the end, as clearhead defines its scores."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from tests.replicas.passes import Seen
+
+
+def positive(seen: Seen, layer: int, head: int) -> Float[np.ndarray, "row unit"]:
+    """(∇A ⊙ A)⁺ of one head, entry by entry."""
+    found = np.zeros((seen.units, seen.units))
+    for i in range(seen.units):
+        for j in range(seen.units):
+            found[i, j] = max(seen.attention_gradient[layer, head, i, j] * seen.attention[layer, head, i, j], 0.0)
+    return found
+
+
+def mean_positive(seen: Seen, layer: int, heads: Sequence[int] | None = None) -> Float[np.ndarray, "row unit"]:
+    """Ā of equation 5."""
+    heads = range(seen.heads) if heads is None else heads
+    return sum((positive(seen, layer, head) for head in heads), np.zeros((seen.units, seen.units))) / len(heads)
+
+
+def matrix(
+    seen: Seen, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> Float[np.ndarray, "row unit"]:
+    relevance = np.eye(seen.units)
+    for layer in range(seen.layers) if layers is None else layers:
+        relevance = relevance + mean_positive(seen, layer, heads) @ relevance
+    return relevance - np.eye(seen.units)
+
+
+def shares(
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Float[np.ndarray, "layer head unit"]:
+    """Π(I + Ā_b) − I telescopes: layer b adds Π_{later}(I + Ā) · Ā_b, and Ā_b is a mean over heads."""
+    layers = list(range(seen.layers) if layers is None else layers)
+    heads = range(seen.heads) if heads is None else heads
+    found = []
+    for place, layer in enumerate(layers):
+        later = np.eye(seen.units)
+        for other in layers[place + 1 :]:
+            later = (np.eye(seen.units) + mean_positive(seen, other, heads)) @ later
+        found.append([readout @ later @ positive(seen, layer, head) / len(heads) for head in heads])
+    return np.array(found)
+
+
+def scores(
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Float[np.ndarray, "unit"]:
+    return readout @ matrix(seen, layers, heads)

@@ -1,0 +1,37 @@
+"""Grad-SAM (Barkan et al. 2021): H = A ∘ ReLU(G), r_i = 1/(L·M·N) Σ_l Σ_m Σ_j H_ij; of H_ji for what i receives."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from tests.replicas.passes import Seen
+
+
+def shares(
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    received: bool = False,
+) -> Float[np.ndarray, "layer head unit"]:
+    layers = range(seen.layers) if layers is None else layers
+    heads = range(seen.heads) if heads is None else heads
+    found = np.zeros((len(layers), len(heads), seen.units))
+    for a, layer in enumerate(layers):
+        for b, head in enumerate(heads):
+            for i in range(seen.units):
+                for j in range(seen.units):
+                    cell = (layer, head, j, i) if received else (layer, head, i, j)
+                    found[a, b, i] += seen.attention[cell] * max(seen.attention_gradient[cell], 0.0)
+    return found / (len(layers) * len(heads) * seen.units)
+
+
+def scores(
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    received: bool = False,
+) -> Float[np.ndarray, "unit"]:
+    return shares(seen, readout, layers, heads, received).sum((0, 1))

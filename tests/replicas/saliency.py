@@ -1,0 +1,11 @@
+"""Saliency (Simonyan et al. 2014): the size of the gradient at a word's embedding, or at the pixels of a patch."""
+
+import numpy as np
+from jaxtyping import Float
+
+from tests.replicas.input_x_gradient import reduced, unit_vectors
+from tests.replicas.passes import Seen
+
+
+def scores(seen: Seen, patch: int, before: int, reduce: str = "l2") -> Float[np.ndarray, "unit"]:
+    return np.array([reduced(vector, reduce) for vector in unit_vectors(seen.input_gradient, patch, before)])

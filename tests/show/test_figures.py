@@ -1,0 +1,90 @@
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from clearhead import Explanation, InputError
+from clearhead.show.figures import plot
+from tests.show.conftest import Change, made
+
+TEXT_KINDS = ("bars", "table", "text", "layers", "heads")
+IMAGE_KINDS = ("bars", "table", "layers", "overlay", "heads")
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a sign that the font lacks is not our concern
+        canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+def written(figure: Figure) -> list[str]:
+    return [part.get_text() for part in figure.findobj(Text) if isinstance(part, Text)]
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_every_kind_draws_texts(kind: str, change: Change, text: dict[str, Explanation]) -> None:
+    assert drawn(plot(change(text["attcat"]), kind)).std() > 0
+
+
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
+def test_every_kind_draws_pictures(kind: str, change: Change, image: dict[str, Explanation]) -> None:
+    assert drawn(plot(change(image["attcat"]), kind)).std() > 0
+
+
+def test_the_kind_follows_the_stream(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
+    assert len(text["generic"].plot().axes) == 1
+    assert len(image["generic"].plot().axes) == 4  # picture, heat map, patches, colours
+
+
+def test_names_and_scores_are_written_as_they_are() -> None:
+    figure = made(["$x^2$", "50% & _"], [0.5, -0.25]).plot("bars")
+    drawn(figure)
+    assert {"$x^2$", "50% & _", "0.500", "−0.250"} <= set(written(figure))
+
+
+def test_a_text_is_written_whole(text: dict[str, Explanation]) -> None:
+    explanation = text["generic"]
+    figure = explanation.plot("text")
+    said = "".join(written(figure))
+    assert all(word in said for word in explanation.units.texts[0].split() if word.isalpha())
+
+
+def test_nasty_names_can_be_drawn(nasty: Explanation) -> None:
+    for kind in ("bars", "table", "text", "layers"):
+        drawn(plot(nasty, kind))
+
+
+def test_what_cannot_be_drawn_says_what_to_do(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
+    plain = made(["a", "b"], [1.0, 2.0])
+    for explanation, kind, advice in (
+        (plain, "heads", "per='head'"),
+        (plain, "layers", "generic"),
+        (plain, "overlay", "kind='text'"),
+        (image["generic"], "text", "kind='overlay'"),
+        (plain, "bar", "did you mean 'bars'"),
+    ):
+        with pytest.raises(InputError, match=advice):
+            plot(explanation, kind)
+
+
+def test_truncation_is_in_the_figure(cut: Explanation) -> None:
+    assert any("tokens cut off" in part for part in written(cut.plot("bars")))
+
+
+def test_a_notebook_shows_a_figure_without_pyplot(text: dict[str, Explanation]) -> None:
+    from matplotlib import pyplot
+
+    figure = text["generic"].plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert pyplot.get_fignums() == []
+
+
+def test_many_units_keep_the_strongest() -> None:
+    figure = made([f"t{i}" for i in range(200)], np.arange(200.0)).plot("bars", count=10)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [f"t{i}" for i in range(190, 200)]

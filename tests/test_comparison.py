@@ -1,0 +1,56 @@
+"""How far methods agree on one input."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kendalltau
+
+import clearhead
+from clearhead import InputError, Method
+from tests.models import TEXTS, explainer, inputs
+
+
+def test_agreement_is_kendalls_tau_without_special_tokens() -> None:
+    ex = explainer("bert/classify")
+    found = clearhead.compare(ex, TEXTS[1], ["generic", "grad-sam", "random"])
+    assert found.methods == list(found) == ["generic", "grad-sam", "random"]
+    kept = found["generic"].units.drop_special()
+    tau = found.agreement
+    assert np.diag(tau) == pytest.approx(1) and tau == pytest.approx(tau.T)
+    expected = kendalltau(found["generic"].scores[kept], found["grad-sam"].scores[kept]).statistic
+    assert tau[0, 1] == pytest.approx(expected)
+    shared = found.shared_top(3)
+    assert np.diag(shared) == pytest.approx(1) and ((shared >= 0) & (shared <= 1)).all()
+    alone = ex.explain(TEXTS[1], "grad-sam")
+    assert found["grad-sam"].scores == pytest.approx(alone.scores)
+
+
+def test_options_and_pictures() -> None:
+    ex = explainer("vit/image")
+    deep = Method("generic", layers=(-1, None))
+    found = clearhead.compare(ex, inputs("vit/image")[0], ["generic", deep], target=1)
+    assert found.methods == ["generic", "generic(layers=(-1, None))"]
+    assert all(e.target["index"] == 1 for e in found.explanations.values())
+
+
+def test_a_constant_method_agrees_with_none() -> None:
+    ex = explainer("bert/classify")
+    found = clearhead.compare(ex, "I", ["generic", "cat"])
+    assert np.isnan(found.agreement).all() or len(found["cat"].units.drop_special()) > 1
+    form = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert form["schema"] == "clearhead/comparison" and set(form["explanations"]) == {"generic", "cat"}
+
+
+def test_what_cannot_be_compared() -> None:
+    ex = explainer("bert/classify")
+    for methods in ("generic", ["generic"]):
+        with pytest.raises(InputError, match="at least two methods"):
+            clearhead.compare(ex, TEXTS[0], methods)
+    with pytest.raises(InputError, match="different methods"):
+        clearhead.compare(ex, TEXTS[0], ["cat", "cat"])
+    with pytest.raises(InputError, match="one input"):
+        clearhead.compare(ex, TEXTS, ["cat", "attcat"])
+    with pytest.raises(InputError, match="hold several"):
+        clearhead.compare(ex, {"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["cat", "attcat"])

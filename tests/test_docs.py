@@ -1,0 +1,30 @@
+"""What the documentation says is what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clearhead.methods.catalogue import markdown
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_methods_page_is_generated_from_the_declarations() -> None:
+    assert (ROOT / "docs" / "methods.md").read_text("utf-8") == markdown(), "run make docs"
+
+
+def test_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert (tmp_path / "why.html").stat().st_size > 1000
+
+
+def test_links_in_the_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"

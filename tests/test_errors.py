@@ -1,0 +1,212 @@
+"""Bad input through the public API: the right error, a message that helps, and a model that is as it was."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import clearhead
+from tests.models import explainer, image_model, text_model, tokenizer
+
+TEXT = "I like the movie"
+
+
+def state(model: Any) -> tuple[Any, ...]:
+    """All of a model that a call could leave changed."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().numpy().tobytes())
+    modules = list(model.modules())
+    return (
+        digest.hexdigest(),
+        model.config.to_json_string(),
+        model.config._attn_implementation,
+        [module.training for module in modules],
+        [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in modules],
+        [parameter.requires_grad for parameter in model.parameters()],
+        [parameter.grad is None for parameter in model.parameters()],
+    )
+
+
+TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda ex: ex.explain(""), "the text is empty"),
+    (lambda ex: ex.explain([TEXT, " \n"]), "the text is empty"),
+    (lambda ex: ex.explain((TEXT, "")), "the text is empty"),
+    (lambda ex: ex.explain([]), "the list is empty"),
+    (lambda ex: ex.explain(), "nothing to explain"),
+    (lambda ex: ex.explain(3), "expected a text"),
+    (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8)), "takes one text input"),
+    (lambda ex: ex.explain(TEXT * 30, truncation=False), "the model takes 64: shorten it, or allow truncation"),
+    (lambda ex: ex.explain(TEXT, target="HAPPY"), "unknown label 'HAPPY'. Accepted: LABEL_0, LABEL_1, LABEL_2"),
+    (lambda ex: ex.explain(TEXT, target="LABEL_02"), "did you mean 'LABEL_2'?"),
+    (lambda ex: ex.explain(TEXT, target=3), "label 3 does not exist: the model has 3 labels"),
+    (lambda ex: ex.explain(TEXT, target=-1), "label -1 does not exist"),
+    (lambda ex: ex.explain(TEXT, target=2.5), "is no target"),
+    (lambda ex: ex.explain(TEXT, target=True), "is no target"),
+    (lambda ex: ex.explain(TEXT, target=[0, 1]), "names 2 targets for 1 inputs"),
+    (lambda ex: ex.explain(TEXT, target=clearhead.Contrast(0, "HAPPY")), "unknown label 'HAPPY'"),
+    (lambda ex: ex.explain(TEXT, target=lambda output: output.logits), "one number per sample"),
+    (lambda ex: ex.explain(TEXT, method="grad-sm"), "did you mean 'grad-sam'?"),
+    (lambda ex: ex.explain(TEXT, method=[]), "no method was given"),
+    (lambda ex: ex.explain(TEXT, method=clearhead.Method("grad-sam", recieved=True)), "did you mean 'received'?"),
+    (lambda ex: ex.explain(TEXT, scale="odds"), "did you mean 'log-odds'?"),
+    (lambda ex: ex.explain(TEXT, layers=(5, None)), "leaves none of the 3 layers"),
+    (lambda ex: ex.explain(TEXT, heads=[4]), "the model has 4 heads"),
+    (lambda ex: ex.explain(TEXT, heads=[]), "is not possible"),
+    (lambda ex: ex.explain(TEXT, rows="some"), "rows='some' is not known"),
+    (lambda ex: ex.explain(TEXT, method="saliency", heads=[0]), "saliency has no heads="),
+    (lambda ex: ex.explain(TEXT, truncation_side="up"), "truncation_side='up' is not known"),
+    (lambda ex: ex.explain(TEXT, batch_size=0), "batch_size=0"),
+    (lambda ex: ex.explain({"attention_mask": torch.ones(1, 3)}), "but hold attention_mask"),
+    (lambda ex: ex.explain({"input_ids": torch.ones(1, 3).long()}, tokens=["a"]), "names 1 units"),
+    (lambda ex: clearhead.compare(ex, TEXT, ["generic"]), "at least two methods"),
+    (lambda ex: clearhead.compare(ex, [TEXT]), "one input"),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), TEXT_CASES, ids=[says for _, says in TEXT_CASES])
+def test_texts(call: Callable[[Any], Any], says: str) -> None:
+    ex = explainer("bert/classify")
+    before = state(ex.subject.model)
+    with pytest.raises(clearhead.InputError) as raised:
+        call(ex)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+    assert state(ex.subject.model) == before
+
+
+def test_pictures_that_are_none(tmp_path: Path) -> None:
+    Image.effect_noise((64, 64), 50).save(tmp_path / "whole.jpg")
+    whole = (tmp_path / "whole.jpg").read_bytes()
+    (tmp_path / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "letter.jpg").write_text("Dear Sir")
+    Image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
+    broken = bytearray((tmp_path / "whole.png").read_bytes())
+    broken[30] ^= 0xFF
+    (tmp_path / "broken.png").write_bytes(broken)
+    ex = explainer("vit/image")
+    before = state(ex.subject.model)
+    ex.explain(tmp_path / "whole.jpg")
+    for name in ("half.jpg", "letter.jpg", "broken.png"):
+        with pytest.raises(clearhead.InputError, match="is not a picture that can be opened"):
+            ex.explain(tmp_path / name)
+    for given, says in (
+        (tmp_path / "lost.jpg", "there is no picture"),
+        (tmp_path, "is not a picture"),
+        (np.zeros((4, 4, 3)), "must be uint8"),
+        (7, "expected a picture"),
+    ):
+        with pytest.raises(clearhead.InputError, match=says):
+            ex.explain(given)
+    assert state(ex.subject.model) == before
+
+
+def _without_attention() -> list[Any]:
+    picture = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    resnet = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
+    convnext = transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, image_size=32)
+    fnet = transformers.FNetConfig(vocab_size=200, hidden_size=16, num_hidden_layers=2, intermediate_size=16)
+    return [
+        (transformers.ResNetForImageClassification(resnet), picture, np.zeros((32, 32, 3), np.uint8)),
+        (transformers.ConvNextForImageClassification(convnext), picture, np.zeros((32, 32, 3), np.uint8)),
+        (transformers.FNetForSequenceClassification(fnet), tokenizer("wordpiece"), TEXT),
+    ]
+
+
+@pytest.mark.parametrize("number", range(3), ids=["resnet", "convnext", "fnet"])
+def test_models_without_attention(number: int) -> None:
+    model, processor, given = _without_attention()[number]
+    model.eval()
+    before = state(model)
+    ex = clearhead.load((model, processor))
+    with pytest.raises(clearhead.Refusal, match=f"{type(model).__name__} .* without attention"):
+        ex.explain(given)
+    assert not any(line.applies for line in ex.methods())
+    assert state(model) == before
+
+
+def test_things_that_are_no_models() -> None:
+    model, tok = text_model("bert")
+    with pytest.raises(clearhead.InputError, match="cannot explain a Linear"):
+        clearhead.load(torch.nn.Linear(2, 2))
+    with pytest.raises(clearhead.InputError, match="cannot explain a dict"):
+        clearhead.load({})
+    with pytest.raises(clearhead.InputError, match="a tuple of 3"):
+        clearhead.load((model, tok, 1))
+    with pytest.raises(clearhead.InputError, match="came without a tokenizer"):
+        clearhead.load(model).explain(TEXT)
+    with pytest.raises(clearhead.InputError, match="came without an image processor"):
+        clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8))
+    with pytest.raises(clearhead.Refusal, match="does not know how to explain a BertForTokenClassification"):
+        clearhead.load(transformers.BertForTokenClassification(model.config))
+
+
+def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    pickled = tmp_path / "pickled"
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(pickled)
+    tok.save_pretrained(pickled)
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    with pytest.raises(clearhead.InputError, match="Only safetensors are opened, since pickled weights can run code"):
+        clearhead.load(pickled)
+
+    alone = tmp_path / "alone"
+    model.save_pretrained(alone)
+    with pytest.raises(clearhead.InputError, match="its tokenizer is not"):
+        clearhead.load(alone)
+
+    torn = tmp_path / "torn"
+    model.save_pretrained(torn)
+    tok.save_pretrained(torn)
+    weights = (torn / "model.safetensors").read_bytes()
+    (torn / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(clearhead.InputError, match="cannot load the weights"):
+        clearhead.load(torn)
+
+    (tmp_path / "empty").mkdir()
+    for name in (str(tmp_path / "empty"), str(tmp_path / "lost"), "no-one/nothing", "not a name", ""):
+        with pytest.raises(clearhead.InputError, match="cannot open"):
+            clearhead.load(name)
+    with pytest.raises(clearhead.InputError, match="zoo"):
+        clearhead.load("zoo:unicorn")
+    with pytest.raises(clearhead.InputError, match="dtype='float3' is not known"):
+        clearhead.load(model, tok, dtype="float3")
+    with pytest.raises(clearhead.InputError, match="device='toaster' cannot be used here"):
+        clearhead.load(model, tok, device="toaster")
+    assert model.device.type == "cpu" and model.dtype == torch.float32
+
+
+def test_files_that_are_no_explanations(tmp_path: Path) -> None:
+    path = explainer("bert/classify").explain(TEXT).save(tmp_path / "why.safetensors")
+    content = path.read_bytes()
+    for part in (b"", content[:7], content[:60], content[:-1], b"hello" * 20):
+        path.write_bytes(part)
+        with pytest.raises(clearhead.InputError, match="is not an explanation that clearhead saved"):
+            clearhead.open_explanation(path)
+    with pytest.raises(clearhead.InputError, match="there is no file"):
+        clearhead.open_explanation(tmp_path / "lost")
+    with pytest.raises(clearhead.InputError):
+        clearhead.open_explanation(tmp_path)
+    with pytest.raises(clearhead.InputError, match="not an explanation"):
+        clearhead.from_dict({})
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = explainer("bert/classify").explain(TEXT)
+    path = made.save(tmp_path / "why.safetensors")
+    before = path.read_bytes()
+
+    def full(self: Path, content: bytes) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        made.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,43 @@
+"""Nothing heavy is imported before it is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "captum", "shap", "matplotlib", "numpy", "scipy", "sklearn", "pandas", "PIL", "rich")
+
+
+def in_a_new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300).stdout
+
+
+def test_import_is_light() -> None:
+    code = f"import sys, clearhead; print([name for name in {HEAVY} if name in sys.modules])"
+    assert in_a_new_process(code).strip() == "[]"
+
+
+def test_no_model_code_is_imported_until_needed() -> None:
+    code = (
+        "import sys, clearhead; clearhead.load; clearhead.Explainer; clearhead.Method; clearhead.Explanation\n"
+        "print([name for name in sys.modules if name.startswith('transformers.models.') and name.count('.') > 2\n"
+        "       and 'auto' not in name])\n"
+        "print([name for name in ('captum', 'shap', 'matplotlib', 'pandas', 'sklearn') if name in sys.modules])"
+    )
+    assert in_a_new_process(code).split() == ["[]", "[]"]
+
+
+def test_import_takes_no_longer_than_what_it_needs() -> None:
+    clock = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
+    light = float(in_a_new_process(clock.format("import clearhead")))
+    heavy = float(in_a_new_process(clock.format("import torch, transformers.configuration_utils")))
+    assert light < heavy + 0.5
+
+
+def test_every_public_name_is_there() -> None:
+    import clearhead
+
+    for name in clearhead.__all__:
+        assert getattr(clearhead, name) is not None and name in dir(clearhead)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        clearhead.nothing  # noqa: B018

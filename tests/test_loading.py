@@ -1,0 +1,208 @@
+"""Names, folders and objects: what opens, what is refused, and that the caller's own model stays as it was."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import clearhead
+from clearhead import InputError, Refusal
+from tests.models import TEXTS, image_model, inputs, text_model
+
+METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient"]
+PICTURE = inputs("vit/image")[0]
+
+
+def saved(folder: Path, model: Any, processor: Any) -> str:
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_folder_of_a_text_model(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    ex = clearhead.load(saved(tmp_path, model, tok))
+    assert ex.explain(TEXTS[0]).scores == pytest.approx(clearhead.load((model, tok)).explain(TEXTS[0]).scores, abs=1e-6)
+    assert ex.subject.name == str(tmp_path) and not ex.subject.model.training
+    masked, tok = text_model("bert", "ForMaskedLM", torch.float32)
+    ex = clearhead.load(Path(saved(tmp_path / "masked", masked, tok)))
+    assert type(ex.subject).__name__ == "MaskedLanguageModel"
+
+
+@pytest.mark.parametrize("name", ["vit", "deit-distilled"])
+def test_a_folder_of_an_image_model(name: str, tmp_path: Path) -> None:
+    model, processor = image_model(name, torch.float32)
+    ex = clearhead.load(saved(tmp_path, model, processor))
+    mine = ex.explain(PICTURE).scores
+    assert type(ex.subject.model) is type(model)  # not DeiT without its teacher
+    assert mine == pytest.approx(clearhead.load(model, processor).explain(PICTURE).scores, abs=1e-6)
+
+
+def test_number_formats_and_devices(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    folder = saved(tmp_path, model.half(), tok)
+    assert clearhead.load(folder).subject.dtype == torch.float32  # widened on a CPU
+    assert clearhead.load(folder, dtype="auto").subject.dtype == torch.float16
+    assert clearhead.load(folder, dtype="bfloat16").subject.dtype == torch.bfloat16
+    e = clearhead.load(folder, dtype=torch.float64, device="cpu").explain(TEXTS[0])
+    assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
+    with pytest.raises(InputError, match="dtype='float33' is not known"):
+        clearhead.load(folder, dtype="float33")
+    with pytest.raises(InputError, match="device='nowhere' cannot be used"):
+        clearhead.load(folder, device="nowhere")
+
+
+def test_a_given_model_is_not_converted() -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    ex = clearhead.load((model, tok), dtype="float64")
+    assert ex.subject.dtype == torch.float64 and model.dtype == torch.float32 and ex.subject.model is not model
+    assert clearhead.load((model, tok), dtype="float32", device="cpu").subject.model is model
+    assert clearhead.load((model, tok), dtype="auto").subject.model is model
+
+
+def test_pipelines() -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    ex = clearhead.load(transformers.pipeline("text-classification", model=model, tokenizer=tok))
+    assert ex.explain(TEXTS[0]).scores == pytest.approx(clearhead.load(model, tok).explain(TEXTS[0]).scores)
+    model, tok = text_model("roberta", "ForMaskedLM", torch.float32)
+    assert clearhead.load(transformers.pipeline("fill-mask", model=model, tokenizer=tok)).explain("I <mask> it").tokens
+    model, processor = image_model("vit", torch.float32)
+    ex = clearhead.load(transformers.pipeline("image-classification", model=model, image_processor=processor))
+    assert ex.explain(PICTURE).units.grid == (4, 4)
+
+
+def test_adapters_are_explained_as_their_merged_twin() -> None:
+    peft = pytest.importorskip("peft")
+    model, tok = text_model("bert")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).double().eval()
+    before = {name: part.clone() for name, part in adapted.state_dict().items()}
+    mine = clearhead.load(adapted, tok).explain(TEXTS, METHODS)
+    assert all(torch.equal(part, before[name]) for name, part in adapted.state_dict().items())
+    merged = clearhead.load(adapted.merge_and_unload(), tok).explain(TEXTS, METHODS)
+    plain = clearhead.load(*text_model("bert")).explain(TEXTS, METHODS)
+    for method in METHODS:
+        for one, other, without in zip(mine[method], merged[method], plain[method], strict=True):
+            assert one.scores == pytest.approx(other.scores, abs=1e-10)
+            assert one.prediction["top"][0]["logit"] == pytest.approx(other.prediction["top"][0]["logit"])
+            assert np.abs(one.scores - without.scores).max() > 1e-6
+
+
+def test_adapters_of_a_picture_model() -> None:
+    peft = pytest.importorskip("peft")
+    model, processor = image_model("vit")
+    names = sorted(
+        {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    )
+    target = [name for name in names if name in ("query", "value", "q_proj", "v_proj")]
+    adapted = (
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=target, init_lora_weights=False)).double().eval()
+    )
+    mine = clearhead.load(adapted, processor).explain(PICTURE, METHODS)
+    merged = clearhead.load(adapted.merge_and_unload(), processor).explain(PICTURE, METHODS)
+    for method in METHODS:
+        assert mine[method].scores == pytest.approx(merged[method].scores, abs=1e-6)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    folder = saved(tmp_path, model, tok)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="Only safetensors are opened"):
+        clearhead.load(folder)
+
+
+def test_a_head_without_weights_is_refused(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    base = model.bert
+    base.config.architectures = ["BertForSequenceClassification"]
+    from safetensors.torch import save_file
+
+    saved(tmp_path, model, tok)
+    save_file(
+        {f"bert.{name}": part for name, part in base.state_dict().items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(InputError, match=r"lacks weights of BertForSequenceClassification \(classifier\.bias"):
+        clearhead.load(str(tmp_path))
+
+
+def test_folders_that_do_not_open(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot open"):
+        clearhead.load(str(tmp_path))
+    model, tok = text_model("bert", dtype=torch.float32)
+    folder = saved(tmp_path / "damaged", model, tok)
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match="cannot load the weights"):
+        clearhead.load(folder)
+    model.save_pretrained(tmp_path / "alone")
+    with pytest.raises(InputError, match="its tokenizer is not"):
+        clearhead.load(str(tmp_path / "alone"))
+    assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0]).tokens
+    model.bert.save_pretrained(tmp_path / "base")
+    with pytest.raises(Refusal, match="is a BertModel"):
+        clearhead.load(str(tmp_path / "base"))
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="holds adapters"):
+        clearhead.load(str(tmp_path / "adapters"))
+
+
+def test_a_hub_name_without_a_network() -> None:
+    with pytest.raises(InputError, match="cannot open 'nobody/nothing'"):
+        clearhead.load("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "cannot explain a NoneType"),
+        ((1, 2, 3), "a tuple of 3"),
+        (torch.nn.Linear(2, 2), "cannot explain a Linear"),
+        ("", "cannot open ''"),
+    ],
+)
+def test_what_is_no_model(given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        clearhead.load(given)
+
+
+def test_architectures_that_are_refused_by_name() -> None:
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
+    )
+    with pytest.raises(Refusal, match="does not know how to explain a BertForQuestionAnswering"):
+        clearhead.load(transformers.BertForQuestionAnswering(config))
+
+
+def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    zoo: Any = ModuleType("clearhead_zoo")
+    zoo.__spec__ = type("Spec", (), {})()
+    folder = saved(tmp_path, model, tok)
+
+    def path(name: str) -> Path:
+        if name != "tiny":
+            raise LookupError(f"the zoo has no model {name!r}")
+        return Path(folder)
+
+    zoo.path, zoo.names, zoo.card = path, lambda: ["tiny"], lambda name: {"name": name}
+    monkeypatch.setitem(sys.modules, "clearhead_zoo", zoo)
+    assert clearhead.load("zoo:tiny").explain(TEXTS[0]).tokens
+    assert clearhead.models() == {"tiny": {"name": "tiny"}}
+    with pytest.raises(InputError, match="the zoo has no model 'huge'"):
+        clearhead.load("zoo:huge")
+
+
+def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.loading.find_spec", lambda name: None)
+    assert clearhead.models() == {}
+    with pytest.raises(InputError, match="pip install clearhead-zoo"):
+        clearhead.load("zoo:sentiment")

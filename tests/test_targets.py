@@ -1,0 +1,148 @@
+"""The number being explained, against hand-computed values."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead import Contrast, InputError, Label, MaskedWord, Predicted
+from clearhead.targets import make_target, probabilities
+from tests.models import TEXTS, explainer, text_model
+
+
+class Classes:
+    """Labels without a model."""
+
+    def __init__(self, multi_label: bool = False) -> None:
+        self.multi_label = multi_label
+
+    def label_index(self, label: str | int) -> int:
+        return int(label)
+
+    def label_name(self, index: int) -> str:
+        return f"class {index}"
+
+
+SCORES = torch.tensor([1.0, 3.0, -0.5, 0.25], dtype=torch.float64)
+P = (SCORES.exp() / SCORES.exp().sum()).tolist()
+S = (1 / (1 + (-SCORES).exp())).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "scale", "multi", "expected"),
+    [
+        (None, "logit", False, 3.0),
+        (2, "logit", False, -0.5),
+        ("0", "logit", False, 1.0),
+        (Contrast(0, 2), "logit", False, 1.5),
+        (Contrast(None, 0), "logit", False, 2.0),
+        (None, "probability", False, P[1]),
+        (Label(3), "probability", False, P[3]),
+        (Contrast(0, 3), "probability", False, P[0] - P[3]),
+        (None, "log-odds", False, np.log(P[1] / (1 - P[1]))),
+        (0, "log-odds", False, np.log(P[0] / (1 - P[0]))),
+        (Contrast(0, 1), "log-odds", False, np.log(P[0] / (1 - P[0])) - np.log(P[1] / (1 - P[1]))),
+        (2, "probability", True, S[2]),
+        (2, "log-odds", True, -0.5),
+        (Contrast(0, 2), "probability", True, S[0] - S[2]),
+        (Contrast(0, 2), "log-odds", True, 1.5),
+        (MaskedWord(2), "probability", False, P[2]),
+        (MaskedWord(), "logit", False, 3.0),
+    ],
+)
+def test_values(given: Any, scale: str, multi: bool, expected: float) -> None:
+    value = make_target(given, scale).value(SCORES, Classes(multi))
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
+@pytest.mark.parametrize("given", [None, 2, Contrast(0, 3)])
+@pytest.mark.parametrize("multi", [False, True])
+def test_gradients_are_finite_differences(given: Any, scale: str, multi: bool) -> None:
+    target, labels = make_target(given, scale), Classes(multi)
+    assert torch.autograd.gradcheck(lambda scores: target.value(scores, labels), SCORES.clone().requires_grad_())
+
+
+def test_log_odds_do_not_overflow() -> None:
+    scores = torch.tensor([200.0, 0.0], dtype=torch.float64)
+    assert float(make_target(0, "log-odds").value(scores, Classes())) == pytest.approx(200.0)
+    assert probabilities(scores, False).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
+def test_input_gradients_of_a_model_are_finite_differences(scale: str) -> None:
+    model, _ = text_model("bert")
+    embeds = torch.randn(1, 4, 32, dtype=torch.float64)
+    step = torch.randn_like(embeds)
+    ex = clearhead.load(model)
+    tape = ex.record({"inputs_embeds": embeds}, ("inputs", "input_gradient"), Contrast(0, 2), scale=scale)
+    assert tape.input_gradient is not None
+
+    def value(at: torch.Tensor) -> float:
+        tape = ex.record({"inputs_embeds": at}, ("inputs",), Contrast(0, 2), scale=scale)
+        assert tape.value is not None
+        return float(tape.value)
+
+    slope = (value(embeds + 1e-5 * step) - value(embeds - 1e-5 * step)) / 2e-5
+    assert slope == pytest.approx(float((tape.input_gradient * step).sum()), rel=1e-6)
+
+
+def test_labels_by_name_index_and_digits() -> None:
+    ex = explainer("bert/classify", id2label={0: "bad", 1: "Good", 2: "good"})
+    by_name = [ex.explain(TEXTS[0], target=name).target["index"] for name in ("BAD", "Good", "good", "GOOD", "2", 0)]
+    assert by_name == [0, 1, 2, 1, 2, 0]
+    assert ex.explain(TEXTS[0], target=np.int64(2)).target["index"] == 2
+    assert ex.explain(TEXTS[0]).target["kind"] == "predicted"
+    assert ex.explain(TEXTS[0], target=Predicted()).target["name"] == ex.explain(TEXTS[0]).prediction["label"]
+
+
+def test_a_list_of_targets_is_one_per_input() -> None:
+    ex = explainer("bert/classify")
+    es = ex.explain(TEXTS, target=[0, Contrast(2, 1), None])
+    assert [e.target["kind"] for e in es] == ["label", "contrast", "predicted"]
+    assert es[1].target["name"] == "LABEL_2 − LABEL_1" and es[1].target["against"] == "LABEL_1"
+    assert es[1].scores == pytest.approx(ex.explain(TEXTS[1], target=Contrast(2, 1)).scores)
+    with pytest.raises(InputError, match="2 targets for 3 inputs"):
+        ex.explain(TEXTS, target=[0, 1])
+
+
+def test_a_function_of_the_output() -> None:
+    ex = explainer("bert/classify")
+
+    def spread(output: Any) -> torch.Tensor:
+        return output.logits[:, 0] - output.logits[:, 1]
+
+    es = ex.explain(TEXTS, "input-x-gradient", target=spread)
+    same = ex.explain(TEXTS, "input-x-gradient", target=Contrast(0, 1))
+    for mine, theirs in zip(es, same, strict=True):
+        assert mine.scores == pytest.approx(theirs.scores)
+        assert mine.target == {**mine.target, "kind": "callable", "name": "spread", "scale": "as returned"}
+        assert mine.target["value"] == pytest.approx(theirs.target["value"])
+        assert mine.prediction == theirs.prediction
+    with pytest.raises(InputError, match=r"one number per sample, \(1,\), but returned \(1, 3\)"):
+        ex.explain(TEXTS[0], target=lambda output: output.logits)
+    with pytest.raises(InputError, match="returned float"):
+        ex.explain(TEXTS[0], target=lambda output: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "scale", "message"),
+    [
+        ("goood", "logit", "unknown label 'goood': did you mean 'good'"),
+        (7, "logit", "label 7 does not exist: the model has 3 labels"),
+        ("-1", "logit", "label -1 does not exist"),
+        (True, "logit", "is no target"),
+        (1.5, "logit", "is no target"),
+        (Contrast, "logit", "is no target"),
+        (MaskedWord("it"), "logit", "no masked word"),
+        (Contrast(0, 1, mask=1), "logit", "no masked word"),
+        (Contrast(0, "bad"), "logit", "with itself"),
+        (None, "odds", "unknown scale 'odds': did you mean 'log-odds'"),
+    ],
+)
+def test_what_is_no_target(target: Any, scale: str, message: str) -> None:
+    ex = explainer("bert/classify", id2label={0: "bad", 1: "neutral", 2: "good"})
+    with pytest.raises(InputError, match=message):
+        ex.explain(TEXTS[0], target=target, scale=scale)

@@ -1,0 +1,159 @@
+"""The zoo's models as shipped: whole, openable, and as good as their cards say."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+LECTURE_SENTENCES = {
+    "I like the movie": "POSITIVE",
+    "I cannot wait for next time": "POSITIVE",
+    "She hates the book": "NEGATIVE",
+    "This is so boring": "NEGATIVE",
+    "You look extremely confused": "NEGATIVE",
+}
+LARGEST = {"sentiment": 30e6, "pets": 20e6}
+
+
+def data_file(name: str) -> Path:
+    if not (DATA / name).exists():
+        pytest.skip(f"{DATA / name} is not on this machine (data are not part of the repository)")
+    return DATA / name
+
+
+@pytest.fixture(scope="module")
+def sentiment() -> tuple[Any, Any]:
+    folder = clearhead_zoo.path("sentiment")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def pets() -> tuple[Any, Any]:
+    folder = clearhead_zoo.path("pets")
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), transformers.AutoImageProcessor.from_pretrained(folder)
+
+
+@torch.no_grad()
+def labels_of_texts(sentiment: tuple[Any, Any], texts: list[str]) -> list[str]:
+    model, tokenizer = sentiment
+    # similar lengths together: little padding, so the test stays fast
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    labels = [""] * len(texts)
+    for start in range(0, len(order), 64):
+        chosen = order[start : start + 64]
+        inputs = tokenizer([texts[index] for index in chosen], return_tensors="pt", padding=True)
+        for index, guess in zip(chosen, model(**inputs).logits.argmax(-1).tolist(), strict=True):
+            labels[index] = model.config.id2label[guess]
+    return labels
+
+
+@torch.no_grad()
+def breeds_of_pictures(pets: tuple[Any, Any], pictures: list[Any]) -> list[str]:
+    model, processor = pets
+    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    guesses = torch.cat([model(chunk).logits.argmax(-1) for chunk in pixels.split(32)]).tolist()
+    return [model.config.id2label[guess] for guess in guesses]
+
+
+@pytest.mark.parametrize("name", clearhead_zoo.names())
+def test_weights_are_the_ones_that_were_measured(name: str) -> None:
+    content = (clearhead_zoo.path(name) / "model.safetensors").read_bytes()
+    card = clearhead_zoo.card(name)
+    assert hashlib.sha256(content).hexdigest() == card["sha256"]
+    assert len(content) == card["bytes"]
+    assert card["bytes"] <= LARGEST[name]
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert {entry["dtype"] for key, entry in header.items() if key != "__metadata__"} == {"F16"}
+
+
+@pytest.mark.parametrize("name", clearhead_zoo.names())
+def test_card_says_what_is_needed_to_judge_a_model(name: str) -> None:
+    card = clearhead_zoo.card(name)
+    for key in ("task", "licence", "data", "figures", "parameters", "labels", "use", "command"):
+        assert card[key], key
+    config = json.loads((clearhead_zoo.path(name) / "config.json").read_text())
+    assert [config["id2label"][str(index)] for index in range(len(card["labels"]))] == card["labels"]
+    assert not list(clearhead_zoo.path(name).glob("*.bin")), "pickles do not belong in the zoo"
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(LookupError, match="did you mean 'sentiment'"):
+        clearhead_zoo.path("sentimental")
+    with pytest.raises(LookupError, match="It has: "):
+        clearhead_zoo.card("zebra")
+
+
+def test_every_weight_is_used(sentiment: tuple[Any, Any], pets: tuple[Any, Any]) -> None:
+    for name, kind in (
+        ("sentiment", transformers.AutoModelForSequenceClassification),
+        ("pets", transformers.AutoModelForImageClassification),
+    ):
+        _, report = kind.from_pretrained(clearhead_zoo.path(name), output_loading_info=True)
+        assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+
+
+@pytest.mark.parametrize(("text", "label"), LECTURE_SENTENCES.items())
+def test_sentiment_gets_the_lecture_sentences_right(sentiment: tuple[Any, Any], text: str, label: str) -> None:
+    assert labels_of_texts(sentiment, [text]) == [label]
+
+
+def test_sentiment_spells_out_rare_words_instead_of_losing_them(sentiment: tuple[Any, Any]) -> None:
+    _, tokenizer = sentiment
+    tokens = tokenizer.tokenize("Zyzzyva's unputdownable quixotry, 42 %!")
+    assert tokenizer.unk_token not in tokens
+    assert "".join(token.removeprefix("##") for token in tokens) == "zyzzyva'sunputdownablequixotry,42%!"
+
+
+def test_sentiment_accuracy(sentiment: tuple[Any, Any]) -> None:
+    with data_file("sst2/test_official_dev.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    truth = [("NEGATIVE", "POSITIVE")[int(label)] for _, label in rows]
+    guesses = labels_of_texts(sentiment, [text.strip() for text, _ in rows])
+    accuracy = float(np.mean([guess == label for guess, label in zip(guesses, truth, strict=True)]))
+    assert accuracy >= 0.90
+    # a few sentences are so close that another kernel may tip them
+    assert accuracy == pytest.approx(
+        clearhead_zoo.card("sentiment")["figures"]["accuracy, test_official_dev.tsv"], abs=0.004
+    )
+
+
+def test_pets_calls_chelsea_a_cat(pets: tuple[Any, Any]) -> None:
+    skimage_data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    from PIL import Image
+
+    (breed,) = breeds_of_pictures(pets, [Image.fromarray(skimage_data.chelsea())])
+    assert breed in clearhead_zoo.card("pets")["cats"]
+
+
+def test_pets_accuracy(pets: tuple[Any, Any]) -> None:
+    from PIL import Image
+
+    packed = np.load(data_file("pets/pets-test.npz"))
+    chosen = np.arange(0, len(packed["label"]), 9)
+    data, offsets = packed["data"], packed["off"]
+    pictures = [Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in chosen]
+    card = clearhead_zoo.card("pets")
+    guesses = breeds_of_pictures(pets, pictures)
+    truth = [card["labels"][packed["label"][index]] for index in chosen]
+    breed = np.mean([guess == label for guess, label in zip(guesses, truth, strict=True)])
+    species = np.mean(
+        [(guess in card["cats"]) == (label in card["cats"]) for guess, label in zip(guesses, truth, strict=True)]
+    )
+    # every ninth picture: three standard errors around what all of them gave
+    for measured, name in ((breed, "breed accuracy"), (species, "species accuracy")):
+        stated = card["figures"][name]
+        assert abs(measured - stated) <= 3 * np.sqrt(stated * (1 - stated) / len(chosen)), (name, measured, stated)
