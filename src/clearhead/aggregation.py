@@ -32,6 +32,11 @@ class Aggregate:
         rows = [{"name": name, "score": score, "count": count} for name, score, count in self.rows]
         return {"schema": "clearhead/aggregate", "version": 1, "by": self.by, "how": self.how, "rows": rows}
 
+    def __rich__(self) -> Any:
+        from clearhead.show.terminal import render_aggregate
+
+        return render_aggregate(self)
+
 
 def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "sum") -> Aggregate:
     """Scores summed or averaged over many inputs, special tokens left out.

@@ -282,10 +282,6 @@ class Explainer:
 
 
 def _methods(given: MethodLike | Sequence[MethodLike], **options: Any) -> tuple[list[Method], bool]:
-    if options["rows"] not in (None, "all"):
-        raise InputError(f"rows={options['rows']!r} is not known: leave it out for the read-out, or say rows='all'")
-    if options["per"] not in (None, "layer", "head"):
-        raise InputError(f"per={options['per']!r} is not known: say 'layer' or 'head'")
     names = [given] if isinstance(given, str | Method) else list(given)
     if not names:
         raise InputError("no method was given")

@@ -1,6 +1,8 @@
 """Raw attention: what the read-out row looks at, as is.
 
-r = w · E_h A_l          w: read-out, mean over the chosen layers (the last one by default)
+    r = w · E_h A_l          w: the read-out
+
+The last layer by default; over several layers their mean.
 """
 
 from jaxtyping import Float

@@ -1,6 +1,8 @@
 """Input × gradient: the first-order share of each unit's input vector in the target.
 
-r_i = Σ_k x_ik · ∂y/∂x_ik          x_i: word embedding, or the pixels of a patch
+    r_i = Σ_k x_ik · ∂y/∂x_ik
+
+x_i is a token's word embedding, or the pixels of a patch.
 """
 
 from typing import Literal

@@ -1,6 +1,8 @@
 """Position alone: early words, patches near the middle. A reference that knows nothing of the model.
 
-r_i = 1 − ‖p_i‖          p_i: how far unit i lies from the start of the text, or from the middle of the picture
+    r_i = 1 − ‖p_i‖
+
+p_i says how far unit i lies from the start of the text, or from the middle of the picture.
 """
 
 from clearhead.methods.base import Fold, Scores, register

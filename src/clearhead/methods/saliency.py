@@ -1,6 +1,8 @@
 """Saliency: how steeply the target changes with each unit's input vector.
 
-r_i = ‖∂y/∂x_i‖          x_i: word embedding, or the pixels of a patch
+    r_i = ‖∂y/∂x_i‖
+
+x_i is a token's word embedding, or the pixels of a patch.
 """
 
 from clearhead.methods.base import Fold, Scores, register

@@ -57,7 +57,9 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         for number, (method, explanation) in enumerate(named.items()):
             if number:
                 shown.add_row()
+            top = ", ".join(f"{name(what)} {wording.number(score, 2)}" for what, score in explanation.top(3))
             shown.add_row(Text(method, style="bold"), _paper(text(explanation), (0, 1)))
+            shown.add_row("", Text(f"highest: {top}", style="dim"))
     return Group(
         *_opening(first, method=False),
         "",
