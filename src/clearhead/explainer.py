@@ -14,7 +14,8 @@ from clearhead.errors import InputError, Refusal
 from clearhead.explanation import Explanation
 from clearhead.methods.base import REGISTRY, Method, Scores
 from clearhead.plan import Plan, fold_for
-from clearhead.recording.recorder import Recorder, SelfTest
+from clearhead.recording.recorder import Recorder
+from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target, probabilities

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,27 +14,11 @@ from clearhead.errors import InputError, Refusal
 from clearhead.recording import interface, returned
 from clearhead.recording.interface import Captured
 from clearhead.recording.scope import at_rest, hooks, lock_of
+from clearhead.recording.self_test import SelfTest, self_test
 from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
-
-#: How far recorded logits may lie from the untouched model's, relative to the largest logit.
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 Value = Callable[[Any], Float[Tensor, "batch"]]
 Visit = Callable[[Call], None]
-
-
-@dataclass
-class SelfTest:
-    """What the recorder found out about a model on first use."""
-
-    path: str
-    capture_error: float
-    rebuild_error: float | None
-    shapes: tuple[tuple[int, int, int], ...]  # batch, queries and keys of each call
-
-    @property
-    def calls(self) -> int:
-        return len(self.shapes)
 
 
 class Recorder:
@@ -65,7 +48,7 @@ class Recorder:
         with self.lock:
             self.test(inputs, leaf)
             with at_rest(self.model), torch.inference_mode(False), torch.set_grad_enabled(bool(wanted & GRADIENTS)):
-                output, calls, starts = self._forward(inputs, wanted, leaf)
+                output, calls, starts = self.forward(inputs, wanted, leaf)
                 vectors = starts[0] if starts else None
                 number = value(output)
                 visits = _Visits(calls, layers or range(len(calls)), wanted, visit, stream)
@@ -88,12 +71,15 @@ class Recorder:
         """The self-test, once: count calls against layers, rebuild each output, compare logits with the real ones."""
         with self.lock:
             if self.tested is None:
-                self.tested = self._self_test(inputs, leaf)
+                self.tested = self_test(
+                    self.model, partial(self.forward, asks=frozenset({"attention"}), leaf=leaf), inputs
+                )
         return self.tested
 
-    def _forward(
+    def forward(
         self, inputs: Mapping[str, Any], asks: Asks, leaf: str, path: str | None = None
     ) -> tuple[Any, list[Captured], list[Tensor]]:
+        """The model's output, its attention calls, and the tensors that the graph starts from."""
         path = path or (self.tested.path if self.tested else "interface")
         block_inputs = bool(asks & {"block_input", "block_input_gradient"})
         seen: list[Tensor] = []
@@ -118,66 +104,6 @@ class Recorder:
                 output = self.model(**given, output_attentions=True)
                 calls = reader.calls(output)
         return output, calls, seen
-
-    def _self_test(self, inputs: Mapping[str, Any], leaf: str) -> SelfTest:
-        asks: Asks = frozenset({"attention"})
-        name = type(self.model).__name__
-        with at_rest(self.model), torch.no_grad():
-            real = _first_tensor(self.model(**inputs))
-            output, calls, _ = self._forward(inputs, asks, leaf, "interface")
-            path = "interface"
-            if not calls:
-                path = "returned"
-                output, calls, _ = self._forward(inputs, asks, leaf, path)
-            if not calls:
-                raise Refusal(f"{name} made no attention call that could be recorded: is it a model without attention?")
-            expected = expected_calls(self.model.config)
-            if expected is not None and len(calls) != expected:
-                raise Refusal(
-                    f"{name} has {expected} attention layers but {len(calls)} calls were recorded through the {path}: "
-                    + ", ".join(call.module for call in calls)
-                )
-            tolerance = TOLERANCE.get(real.dtype, 1e-3)
-            rebuild = None
-            if path == "interface":
-                errors = [call.rebuild_error() for call in calls]
-                rebuild = max(errors)
-                if not rebuild <= tolerance:
-                    worst = calls[errors.index(rebuild)].module
-                    raise Refusal(
-                        f"{name}: the attention recorded in {worst} is not what it used (relative error {rebuild:.1e})"
-                    )
-            error = _gap(_first_tensor(output), real)
-            for given in (inputs, _last_hidden(inputs)) if path == "interface" else (inputs,):
-                if given is not inputs:
-                    real, output = _first_tensor(self.model(**given)), self._forward(given, asks, leaf, path)[0]
-                if not (gap := _gap(_first_tensor(output), real)) <= tolerance:
-                    padded = "" if given is inputs else " and part of the input is hidden as padding"
-                    raise Refusal(
-                        f"{name}: logits change by {gap:.1e} (relative) when its attention is recorded{padded}; "
-                        f"the first layer to differ is {self._first_to_differ(given, leaf, tolerance)}"
-                    )
-        shapes = tuple((len(call.attention), *call.attention.shape[2:]) for call in calls)
-        return SelfTest(path, error, rebuild, shapes)
-
-    def _first_to_differ(self, inputs: Mapping[str, Any], leaf: str, tolerance: float) -> str:
-        """The first layer whose output changes when the model is recorded."""
-        blocks = {id(block) for block in interface.blocks_of(self.model).values()}
-        layers = {name: module for name, module in self.model.named_modules() if id(module) in blocks}
-        seen: list[tuple[str, Tensor]] = []
-
-        def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor):
-                seen.append((name, first))
-
-        with hooks([module.register_forward_hook(partial(remember, name)) for name, module in layers.items()]):
-            self.model(**inputs)
-            real = list(seen)
-            seen.clear()
-            self._forward(inputs, frozenset(), leaf, "interface")
-        pairs = zip(real, seen, strict=False)
-        return next((name for (name, one), (_, two) in pairs if not _gap(two, one) <= tolerance), "none: its head")
 
 
 class _Visits:
@@ -284,38 +210,3 @@ def _plain(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the size of `other`."""
-    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
-
-
-def _last_hidden(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same input with its last token hidden as padding is, where it has tokens to hide."""
-    mask = inputs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
-        return inputs
-    hidden = mask.clone()
-    hidden[:, -1] = 0
-    return {**inputs, "attention_mask": hidden}
-
-
-def _first_tensor(output: Any) -> Tensor:
-    logits = getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else next(part for part in output.values() if isinstance(part, Tensor))
-
-
-def expected_calls(config: Any) -> int | None:
-    """How many attention calls one forward pass of this configuration should make; None where it does not say."""
-    if getattr(config, "depths", None) is not None:
-        return sum(config.depths)
-    layers = getattr(config, "num_hidden_layers", None)
-    if getattr(config, "is_encoder_decoder", False):
-        decoder = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
-        encoder = getattr(config, "encoder_layers", None) or layers
-        return encoder + 2 * decoder if encoder and decoder else None
-    if getattr(config, "sub_configs", None):
-        parts = [expected_calls(getattr(config, name)) for name in config.sub_configs if getattr(config, name, None)]
-        return sum(part or 0 for part in parts) or layers
-    return layers

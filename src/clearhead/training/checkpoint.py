@@ -30,7 +30,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint, in float32 where they are real (half-precision weights do not train), and its facts."""
+    """The tensors of a checkpoint, real ones in float32 (half-precision weights do not train), and its facts."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
         facts = json.loads((file.metadata() or {}).get("facts", "{}"))

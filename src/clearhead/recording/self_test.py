@@ -1,0 +1,147 @@
+"""Recorded = real, or a loud refusal: what the recorder checks about a model on first use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import Refusal
+from clearhead.recording.interface import Captured, blocks_of
+from clearhead.recording.scope import at_rest, hooks
+
+#: How far recorded logits may lie from the untouched model's, relative to the largest logit.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+#: A recorded forward pass: inputs and path → the model's output, its calls, the starts of the graph.
+Forward = Callable[..., tuple[Any, list[Captured], list[Tensor]]]
+
+
+@dataclass
+class SelfTest:
+    """What the recorder found out about a model on first use."""
+
+    path: str
+    capture_error: float
+    rebuild_error: float | None
+    shapes: tuple[tuple[int, int, int], ...]  # batch, queries and keys of each call
+
+    @property
+    def calls(self) -> int:
+        return len(self.shapes)
+
+
+def self_test(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> SelfTest:
+    """Count calls against layers, rebuild each attention output, compare logits with those of the untouched model."""
+    with at_rest(model), torch.no_grad():
+        path, calls = _find_path(model, forward, inputs)
+        _check_count(model, calls, path)
+        rebuild_error = _check_rebuilt(model, calls) if path == "interface" else None
+        capture_error = _check_logits(model, partial(forward, path=path), inputs)
+        if path == "interface":
+            # A padding mask that gets lost shows only where something is hidden.
+            _check_logits(model, partial(forward, path=path), _last_hidden(inputs), " and part of the input is padding")
+    shapes = tuple((len(call.attention), *call.attention.shape[2:]) for call in calls)
+    return SelfTest(path, capture_error, rebuild_error, shapes)
+
+
+def _find_path(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> tuple[str, list[Captured]]:
+    for path in ("interface", "returned"):
+        _, calls, _ = forward(inputs, path=path)
+        if calls:
+            return path, calls
+    raise Refusal(
+        f"{type(model).__name__} made no attention call that could be recorded: is it a model without attention?"
+    )
+
+
+def _check_count(model: nn.Module, calls: list[Captured], path: str) -> None:
+    expected = expected_calls(model.config)
+    if expected is not None and len(calls) != expected:
+        raise Refusal(
+            f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded through the "
+            f"{path}: " + ", ".join(call.module for call in calls)
+        )
+
+
+def _check_rebuilt(model: nn.Module, calls: list[Captured]) -> float:
+    errors = [call.rebuild_error() for call in calls]
+    worst = max(errors)
+    if not worst <= _tolerance(calls[0].attention):
+        layer = calls[errors.index(worst)].module
+        raise Refusal(
+            f"{type(model).__name__}: the attention recorded in {layer} is not what it used (relative gap {worst:.1e})"
+        )
+    return worst
+
+
+def _check_logits(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], when: str = "") -> float:
+    real = _first_tensor(model(**inputs))
+    gap = _gap(_first_tensor(forward(inputs)[0]), real)
+    if not gap <= _tolerance(real):
+        raise Refusal(
+            f"{type(model).__name__}: logits change by {gap:.1e} (relative) when its attention is recorded{when}; the "
+            f"first layer to differ is {_first_to_differ(model, forward, inputs, _tolerance(real))}"
+        )
+    return gap
+
+
+def _first_to_differ(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tolerance: float) -> str:
+    """The first layer whose output changes when the model is recorded."""
+    blocks = {id(block) for block in blocks_of(model).values()}
+    layers = {name: module for name, module in model.named_modules() if id(module) in blocks}
+    seen: list[tuple[str, Tensor]] = []
+
+    def remember(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor):
+            seen.append((name, first))
+
+    with hooks([module.register_forward_hook(partial(remember, name)) for name, module in layers.items()]):
+        model(**inputs)
+        real = list(seen)
+        seen.clear()
+        forward(inputs)
+    pairs = zip(real, seen, strict=False)
+    return next((name for (name, one), (_, two) in pairs if not _gap(two, one) <= tolerance), "none: its head")
+
+
+def _tolerance(tensor: Tensor) -> float:
+    return TOLERANCE.get(tensor.dtype, 1e-3)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the size of `other`."""
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1e-12))
+
+
+def _last_hidden(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same input with its last token hidden as padding is, where it has tokens to hide."""
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
+        return inputs
+    hidden = mask.clone()
+    hidden[:, -1] = 0
+    return {**inputs, "attention_mask": hidden}
+
+
+def _first_tensor(output: Any) -> Tensor:
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else next(part for part in output.values() if isinstance(part, Tensor))
+
+
+def expected_calls(config: Any) -> int | None:
+    """How many attention calls one forward pass of this configuration should make; None where it does not say."""
+    if getattr(config, "depths", None) is not None:
+        return sum(config.depths)
+    layers = getattr(config, "num_hidden_layers", None)
+    if getattr(config, "is_encoder_decoder", False):
+        decoder = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
+        encoder = getattr(config, "encoder_layers", None) or layers
+        return encoder + 2 * decoder if encoder and decoder else None
+    if getattr(config, "sub_configs", None):
+        parts = [expected_calls(getattr(config, name)) for name in config.sub_configs if getattr(config, name, None)]
+        return sum(part or 0 for part in parts) or layers
+    return layers
