@@ -1,7 +1,7 @@
 """The two networks of the picture models: a plain ViT, stored in transformers' layout, and the ResNet that teaches it.
 
-The ViT is written out here, and not taken from transformers, for three reasons: training taps its inner tokens, each block is
-compiled by itself (one compilation serves all), and the stored names are those that every transformers 5 release opens.
+The ViT is written out here, and not taken from transformers, for three reasons: training taps its inner tokens, each
+block is compiled by itself (one compilation serves all), and stored names are those that every transformers 5 opens.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Block(nn.Module):
         self.layernorm_after = nn.LayerNorm(width, eps=NORM_EPSILON)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
+        start_block(self)
 
     def forward(self, x: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         y = self.layernorm_before(x)
@@ -54,8 +55,6 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.layernorm = nn.LayerNorm(width, eps=NORM_EPSILON)
         self.classifier = nn.Linear(width, classes)
-        for block in self.blocks:
-            start_block(block)
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
 
@@ -76,7 +75,7 @@ class ViT(nn.Module):
 
 
 def wave_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
-    """Two-dimensional sine positions (zero for the class token): near patches start out alike, which attention can use."""
+    """Two-dimensional sine positions (zero for the class token): near patches start out alike, as attention can use."""
     rates = 1.0 / 100 ** (torch.arange(width // 4) / (width // 4))
     angles = torch.arange(grid)[:, None] * rates
     wave = torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -90,7 +89,7 @@ def wave_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
 def start_block(block: Block) -> None:
     """Mimetic start (Trockman & Kolter 2023): query·key near the identity, value·output near minus the identity.
 
-    Small pictures sets are too small to learn from noise that attention should look nearby first.
+    Small sets of pictures are too small to learn from noise that attention should look nearby first.
     """
     width = block.query.in_features
     per_head = width // block.heads
@@ -107,12 +106,6 @@ def start_block(block: Block) -> None:
         nn.init.trunc_normal_(layer.weight, std=0.02)
     for layer in (block.query, block.key, block.value, block.dense, block.up, block.down):
         nn.init.zeros_(layer.bias)
-
-
-def with_larger_patches(weight: Float[Tensor, "width 3 old old"], patch: int) -> Float[Tensor, "width 3 new new"]:
-    """The patch kernel for pictures of higher resolution: stretched, and scaled so that its output keeps its size."""
-    stretched = F.interpolate(weight, size=(patch, patch), mode="bicubic", align_corners=False)
-    return stretched * (weight.shape[-1] / patch) ** 2
 
 
 BLOCK_NAMES = {
@@ -163,7 +156,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18 whose stem keeps the resolution, as small pictures need; returns logits and the last two stages' maps."""
+    """ResNet-18 whose stem keeps the resolution, as small pictures need; gives logits and the last two stages' maps."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -50,7 +51,7 @@ def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
     chunks: list[list[bytes]] = []
     for file in packed:
         data, offsets = file["data"].tobytes(), file["off"]
-        files = [data[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+        files = [data[start:end] for start, end in itertools.pairwise(offsets)]
         chunks += [files[start : start + 512] for start in range(0, len(files), 512)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         pixels = np.concatenate(list(pool.map(_decode, chunks))).transpose(0, 3, 1, 2)
@@ -106,7 +107,7 @@ def views(
 def mixed(
     pictures: Float[Tensor, "batch 3 size size"], share: float
 ) -> tuple[Float[Tensor, "batch 3 size size"], Int[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """With probability `share` blend each picture with a partner, or paste a box of it; partner and own part come along."""
+    """With probability `share` blend each picture with a partner or paste a box of it; also partners and own parts."""
     batch, size, device = len(pictures), pictures.shape[-1], pictures.device
     partner = torch.randperm(batch, device=device)
     kind = float(torch.rand(()))
