@@ -42,6 +42,7 @@ def load(
     """
     place = None if device is None else _as_device(device)
     kind = None if dtype in (None, "auto") else _as_dtype(dtype)
+    called = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
         model, processor = _open(str(model), revision, processor)
         place = place or torch.device("cpu")
@@ -54,7 +55,7 @@ def load(
         moved = place is not None and not str(model.device).startswith(str(place))
         if moved or kind not in (None, model.dtype):  # the caller's own model stays where and as it is
             model = copy.deepcopy(model).to(place or model.device, kind or model.dtype)
-    return Explainer(subject_for(model, processor, readout))
+    return Explainer(subject_for(model, processor, readout, called))
 
 
 def models() -> dict[str, dict[str, Any]]:

@@ -64,6 +64,8 @@ class Subject(ABC):
     model: Any
     processor: Any = None
     readout: Readout | None = None
+    #: What the model was asked for by; without that, its class.
+    name: str = ""
 
     stream: ClassVar[str]
     leaf: ClassVar[str]
@@ -81,6 +83,7 @@ class Subject(ABC):
         self.labels = {int(index): name for index, name in (getattr(config, "id2label", None) or {}).items()}
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.readout or self.default_readout()
+        self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
 
     @abstractmethod
     def default_readout(self) -> Readout | None:
@@ -135,10 +138,6 @@ class Subject(ABC):
 
     def label_name(self, index: int) -> str:
         return self.labels.get(index, str(index))
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.model.config, "name_or_path", "") or type(self.model).__name__)
 
     @property
     def device(self) -> torch.device:
@@ -197,13 +196,13 @@ def class_names(model: nn.Module) -> list[str]:
     return [cls.__name__ for cls in type(base_model(model)).__mro__]
 
 
-def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None) -> Subject:
+def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None, called: str = "") -> Subject:
     """The subject that stands for this class of model."""
     names = class_names(model)
     for name in names:
         for cls in SUBJECTS:
             if name.endswith(cls.endings):
-                return cls(model, processor, readout)
+                return cls(model, processor, readout, called)
     accepted = ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
     raise Refusal(f"clearhead does not know how to explain a {names[0]}; it explains {accepted}")
 
