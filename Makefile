@@ -6,7 +6,7 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 EDITABLES := $(foreach project,$(PROJECTS),-e ./$(dir $(project)))
 TYPED := src $(wildcard packages/*/src packages/*/train)
 
-# The tests run in as many processes as there are cores here; each keeps to one thread, or they would fight for them.
+# Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(1)/bin/python -m pytest -n $(WORKERS) $(2) $(ARGS)

@@ -13,8 +13,6 @@ import transformers
 from rich.console import Console
 
 import clearhead
-from clearhead.files import whole
-from clearhead.show.html import page
 
 SENTENCE = "You look extremely confused"
 TEXT_METHODS = ["generic", "grad-sam", "attcat", "input-x-gradient", "rollout"]
@@ -33,9 +31,7 @@ def main(path: Path) -> None:
     picture = clearhead.compare(clearhead.load("zoo:pets"), skimage.data.chelsea(), PICTURE_METHODS)
     console.print(picture)
 
-    explanations = [*sentence.explanations.values(), *picture.explanations.values()]
-    with whole(path) as partial:
-        partial.write_text(page(explanations, title="clearhead: a sentence and a picture, explained"), encoding="utf-8")
+    clearhead.report([sentence, picture], path, title="clearhead: a sentence and a picture, explained")
     console.rule()
     console.print(
         f"All of this, larger and with every figure: {path.resolve()} (opens without a network)", soft_wrap=True

@@ -15,7 +15,7 @@ import clearhead
 from clearhead import Contrast, Explanation, InputError, Method
 from clearhead.explanation import VERSION, from_parts
 from clearhead.units import numbered
-from tests.models import MASKED_TEXTS, PAIR, TEXTS, explainer, inputs
+from tests.models import MASKED_TEXTS, PAIR, TEXTS, explainer, inputs, text_model
 
 SCHEMA = json.loads((files("clearhead") / "explanation.schema.json").read_text("utf-8"))
 
@@ -250,3 +250,90 @@ def test_the_example_in_the_documentation_follows_the_schema() -> None:
     example = json.loads(page.read_text("utf-8").split("```json\n")[1].split("```")[0])
     jsonschema.validate(example, SCHEMA)
     assert clearhead.from_dict(example).top(1) == [("boring", 0.31)]
+
+
+def _damaged(form: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with one thing in it changed."""
+    form = json.loads(json.dumps(form))
+    *way, last = path.split(".")
+    part: Any = form
+    for key in way:
+        part = part[int(key) if isinstance(part, list) else key]
+    part[last] = value
+    return form
+
+
+DAMAGES: list[tuple[str, str, Any]] = [
+    ("text", "target", None),
+    ("text", "target.value", "much"),
+    ("text", "prediction", []),
+    ("text", "prediction.top", {}),
+    ("text", "prediction.top", [1]),
+    ("text", "prediction.top", [{}]),
+    ("text", "certificate", None),
+    ("text", "certificate.truncated_tokens", "3"),
+    ("text", "provenance", 3),
+    ("text", "method", None),
+    ("text", "base_value", "x"),
+    ("text", "units", None),
+    ("text", "units.names", "abc"),
+    ("text", "units.names", 3),
+    ("text", "units.special", [True]),
+    ("text", "units.special", None),
+    ("text", "units.offsets", [[0, 1]]),
+    ("text", "units.segments", [7] * 12),
+    ("text", "units.texts", "abc"),
+    ("text", "scores", None),
+    ("text", "scores", [[1.0]]),
+    ("text", "per_layer", [[1.0]]),
+    ("text", "per_layer", [1.0]),
+    ("text", "per_head", [[1.0]]),
+    ("matrix", "matrix", [[1.0, 2.0]]),
+    ("image", "units.grid", [4, 5]),
+    ("image", "units.grid", 4),
+    ("image", "units.boxes", [None]),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value"), DAMAGES)
+def test_damage_is_noticed_at_the_border(name: str, path: str, value: Any) -> None:
+    with pytest.raises(InputError) as said:
+        clearhead.from_dict(_damaged(RESULTS[name].to_dict(), path, value))
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("wrong", [[], None, "text", 3, [1], {"schema": []}])
+def test_what_is_no_explanation_at_all(wrong: Any) -> None:
+    with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
+        clearhead.from_dict(wrong)
+
+
+@pytest.mark.parametrize("metadata", ["[]", "3", "null", '"x"', "{}", "{"])
+def test_files_whose_metadata_are_no_mapping(metadata: str, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"scores": np.zeros(2)}, tmp_path / "odd", metadata={"clearhead": metadata})
+    with pytest.raises(InputError, match="odd'"):
+        clearhead.open_explanation(tmp_path / "odd")
+
+
+def test_two_models_of_one_class_are_two_models() -> None:
+    """Models given as objects go by their class: their difference is no contrast of two targets of one model."""
+    ex = explainer("bert/classify")
+    other = clearhead.load(text_model("bert", initializer_range=0.2))
+    one, two = (e.explain(TEXTS[0], "input-x-gradient", target=0) for e in (ex, other))
+    assert one.provenance["model"] == two.provenance["model"]
+    assert (one - two).target["kind"] == "difference of scores"
+    alone, *_ = ex.explain(TEXTS, "input-x-gradient", target=1)  # in a batch, so that the last bits may differ
+    assert (one - alone).target["kind"] == "contrast"
+
+
+def test_outputs_without_classes_cannot_tell_models_apart() -> None:
+    encoder = clearhead.load(text_model("bert", "Model"))
+    a, b = (
+        encoder.explain(TEXTS[0], "input-x-gradient", target=lambda output, i=i: output.last_hidden_state[:, 0, i])
+        for i in (0, 1)
+    )
+    assert (a - b).target["kind"] == "difference of scores"
+    named = [replace(e, provenance={**e.provenance, "model": "some/encoder"}) for e in (a, b)]
+    assert (named[0] - named[1]).target["kind"] == "contrast"

@@ -1,5 +1,7 @@
 """Names, folders and objects: what opens, what is refused, and that the caller's own model stays as it was."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -206,3 +208,64 @@ def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clearhead.models() == {}
     with pytest.raises(InputError, match="pip install clearhead-zoo"):
         clearhead.load("zoo:sentiment")
+
+
+def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
+    """Not even for one who would say yes: nobody is asked."""
+    folder, marker = tmp_path / "evil", tmp_path / "ran"
+    model, tok = text_model("bert", dtype=torch.float32)
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    (folder / "conf.py").write_text(
+        f"open({str(marker)!r}, 'w')\nfrom transformers import BertConfig, BertForSequenceClassification\n"
+        "class Conf(BertConfig):\n    model_type = 'mine'\n"
+    )
+    told = json.loads((folder / "config.json").read_text())
+    program = "import sys, clearhead\ntry: clearhead.load(sys.argv[1])\nexcept clearhead.Refusal as no: print(no)"
+    for kind in ("mine", "bert"):
+        auto = {"AutoConfig": "conf.Conf", "AutoModelForSequenceClassification": "conf.BertForSequenceClassification"}
+        (folder / "config.json").write_text(json.dumps({**told, "model_type": kind, "auto_map": auto}))
+        command = [sys.executable, "-c", program, str(folder)]
+        ended = subprocess.run(command, input="y\ny\n", capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0 and ended.stdout.count("\n") == 1, ended.stdout + ended.stderr
+        assert "brings code of its own" in ended.stdout and not marker.exists()
+
+
+def test_code_of_a_tokenizer_is_never_run(tmp_path: Path) -> None:
+    folder, marker = tmp_path / "evil", tmp_path / "ran"
+    model, tok = text_model("bert", dtype=torch.float32)
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    (folder / "tok.py").write_text(f"open({str(marker)!r}, 'w')\nclass Tok: pass\n")
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    told |= {"auto_map": {"AutoTokenizer": ["tok.Tok", "tok.Tok"]}, "tokenizer_class": "Tok"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    program = "import sys, clearhead\ntry: clearhead.load(sys.argv[1])\nexcept clearhead.InputError as no: print(no)"
+    command = [sys.executable, "-c", program, str(folder)]
+    ended = subprocess.run(command, input="y\ny\n", capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stdout.count("\n") <= 1 and not marker.exists(), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int8, "bool", "complex64", "float8_e4m3fn"])
+def test_number_formats_without_gradients(dtype: Any) -> None:
+    with pytest.raises(InputError, match="say float32, float64, float16 or bfloat16"):
+        clearhead.load(*text_model("bert"), dtype=dtype)
+
+
+def test_the_processor_of_another_kind_of_model() -> None:
+    text, tok = text_model("bert")
+    image, processor = image_model("vit")
+    with pytest.raises(InputError, match="takes pictures, but came with a tokenizer"):
+        clearhead.load(image, tok)
+    with pytest.raises(InputError, match=r"takes texts, but came with a ViTImageProcessor.*, which is no tokenizer"):
+        clearhead.load(text, processor)
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_half_of_a_dual_encoder(name: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    vision = {**sizes, "image_size": 16, "patch_size": 4}
+    config = getattr(transformers, f"{name}Config")(vision_config=vision, text_config={**sizes, "vocab_size": 9})
+    with pytest.raises(Refusal, match=r"half of a dual encoder.*vision_config") as said:
+        clearhead.load(getattr(transformers, f"{name}ForImageClassification")(config))
+    assert "\n" not in str(said.value)

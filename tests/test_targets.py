@@ -15,8 +15,9 @@ from tests.models import TEXTS, explainer, text_model
 class Classes:
     """Labels without a model."""
 
-    def __init__(self, multi_label: bool = False) -> None:
+    def __init__(self, multi_label: bool = False, masked: bool = False) -> None:
         self.multi_label = multi_label
+        self.masked = masked
 
     def label_index(self, label: str | int) -> int:
         return int(label)
@@ -146,3 +147,32 @@ def test_what_is_no_target(target: Any, scale: str, message: str) -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "neutral", 2: "good"})
     with pytest.raises(InputError, match=message):
         ex.explain(TEXTS[0], target=target, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "mask"),
+    [
+        (None, "predicted", 0),
+        (MaskedWord(mask=1), "predicted", 1),
+        (MaskedWord(2, mask=1), "masked word", 1),
+        (MaskedWord(0, mask=-1), "masked word", 2),
+        (2, "masked word", 0),
+        (Contrast(0, 2, mask=1), "contrast", 1),
+    ],
+)
+def test_the_masked_position_is_part_of_the_result(given: Any, kind: str, mask: int) -> None:
+    said = make_target(given).description(SCORES, Classes(masked=True), 0.0, masks=3)
+    assert (said["kind"], said["mask"]) == (kind, mask)
+    assert "mask" not in make_target(0).description(SCORES, Classes(), 0.0)
+
+
+@pytest.mark.parametrize("wanted", [MaskedWord(mask=1), MaskedWord("the", mask=1), Contrast("the", "is", mask=1)])
+def test_which_mask_was_explained_can_be_read(wanted: Any) -> None:
+    import jsonschema
+
+    from clearhead.show import wording
+    from tests.test_explanation import SCHEMA
+
+    e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=wanted)
+    assert e.target["mask"] == 1 and wording.target_line(e).endswith("at mask 1")
+    jsonschema.validate(e.to_dict(), SCHEMA)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from clearhead.errors import InputError
 from clearhead.explanation import Explanation
 from clearhead.units import Units, located, numbered, patches, spans
-from tests.models import CORPUS, tokenizer
+from tests.models import CORPUS, explainer, tokenizer
 
 
 @cache
@@ -246,3 +246,11 @@ def test_patches_lie_where_they_say() -> None:
     assert units.boxes[:2] == (None, None) and units.boxes[-1] == pytest.approx((2 / 3, 0.5, 1, 1))
     assert sum((b[2] - b[0]) * (b[3] - b[1]) for b in units.boxes if b) == pytest.approx(1)
     assert units.places.shape == (8, 2)
+
+
+def test_parents_say_which_word_and_sentence_a_token_belongs_to() -> None:
+    units = explainer("bert/classify").explain("So boring! I like it.", "position").units
+    words, index = units.merged("word")
+    assert units.parents("word").tolist() == index.tolist()
+    assert [words.names[i] for i in units.parents("word")].count("boring") == units.parents("word").tolist().count(2)
+    assert len(set(units.parents("sentence"))) == 4  # two special tokens and two sentences

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.loading import load, models
     from clearhead.methods import Fold, Method, Scores, register
     from clearhead.recording.tape import Call, Tape
+    from clearhead.show.html import report
     from clearhead.subjects import Subject, register_subject
     from clearhead.targets import Contrast, Label, MaskedWord, Predicted
     from clearhead.units import Units
@@ -45,6 +46,7 @@ _WHERE = {
     "register": "methods",
     "Call": "recording.tape",
     "Tape": "recording.tape",
+    "report": "show.html",
     "Subject": "subjects",
     "register_subject": "subjects",
     "Contrast": "targets",
@@ -80,6 +82,7 @@ __all__ = [
     "open_explanation",
     "register",
     "register_subject",
+    "report",
     "to_frame",
 ]
 

@@ -46,15 +46,6 @@ class Comparison:
                 tau[i, j] = kendalltau(one, other).statistic if len(kept) > 1 else np.nan
         return tau
 
-    def shared_top(self, count: int = 3) -> Float[np.ndarray, "method method"]:
-        """The share of their `count` highest units that two methods have in common."""
-        kept = next(iter(self.explanations.values())).units.drop_special()
-        best = [
-            set(kept[np.argsort(-explanation.scores[kept], kind="stable")][:count].tolist())
-            for explanation in self.explanations.values()
-        ]
-        return np.array([[len(a & b) / max(len(a), 1) for b in best] for a in best])
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         agreement = [[None if np.isnan(cell) else float(cell) for cell in row] for row in self.agreement]

@@ -25,15 +25,13 @@ csv.field_size_limit(2**31 - 1)  # a long text is a long cell
 
 @dataclass(frozen=True)
 class Given:
-    """One input as it was named: a text (perhaps the name of a picture), a picture file, or data."""
+    """One input as it was named: a text (perhaps the name of a picture), a file with one, a picture file, or data."""
 
-    kind: Literal["text", "picture", "named picture", "data"]
+    kind: Literal["text", "text file", "picture", "named picture", "data"]
     words: str
 
     def text(self) -> str:
-        if self.words.lower().endswith(TEXT) and os.path.isfile(self.words):
-            return read_text(Path(self.words))
-        return self.words
+        return read_text(Path(self.words)) if self.kind == "text file" else self.words
 
     def picture(self) -> Any:
         if self.kind == "picture":
@@ -47,6 +45,8 @@ class Given:
 
 def recognise(words: str, as_text: bool = False) -> Given:
     """What an input is. Files that exist and names that end like files are files; everything else is a text.
+
+    as_text: the words themselves are meant, whatever file has that name
 
     >>> recognise("I like the movie").kind, recognise("chelsea").kind
     ('text', 'named picture')
@@ -66,7 +66,9 @@ def recognise(words: str, as_text: bool = False) -> Given:
             raise InputError(
                 f"{words!r} is a file of tensors: if it is a saved explanation, use clearhead show {words}"
             )
-        if suffix and suffix != TEXT:
+        if suffix == TEXT:
+            return Given("text file", words)
+        if suffix:
             raise InputError(
                 f"{words!r} is a file that explain cannot read: it reads {', '.join(known)} and folders. "
                 "If you mean the words themselves, add --text"

@@ -12,7 +12,7 @@ from torch import Tensor
 import clearhead
 from clearhead.errors import InputError, Refusal
 from clearhead.explanation import Explanation
-from clearhead.methods.base import REGISTRY, Method, Scores
+from clearhead.methods.base import REGISTRY, Fold, Method, Scores
 from clearhead.plan import Plan, fold_for
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
@@ -42,7 +42,8 @@ class Explainer:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.recorder = Recorder(subject.model)
-        self._readout_checked = False
+        # Whether the rows that are read were seen to reach the target: for classes, and for each function given.
+        self._readouts: dict[int, tuple[Any, bool]] = {}
 
     def __repr__(self) -> str:
         return f"Explainer({self.subject.name!r}, {type(self.subject).__name__})"
@@ -82,11 +83,16 @@ class Explainer:
         target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
         scale: "logit", "probability" or "log-odds"; relevance is not scale-free, so it is part of the result
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
-        per: "head" to keep every head's share, too (layers' shares are kept where the method has them)
+        per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
         raws, single = self._normalised(inputs, text, image)
-        methods, one_method = _methods(method, layers=layers, heads=heads, rows=rows, per=per)
+        given = [method] if isinstance(method, str | Method) else list(method)
+        options = {"layers": layers, "heads": heads, "rows": rows}
+        methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
+        if not methods:
+            raise InputError("no method was given")
+        _check_per(per, methods)
         how = How(max_length, truncation, _side(truncation_side), tokens)
         hows = how.each(len(raws))
         samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
@@ -95,18 +101,34 @@ class Explainer:
         results: list[list[Explanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
         for places in _followed(batches, progress):
-            done = self._batch([samples[i] for i in places], [targets[i] for i in places], methods, seed)
-            for i, explanations in zip(places, done, strict=True):
+            plan = Plan(self.subject, [samples[i] for i in places], [targets[i] for i in places], seed)
+            for i, explanations in zip(places, self._batch(plan, methods, how, per), strict=True):
                 results[i] = explanations
         by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
         shaped = [explanations[0] if single else explanations for explanations in by_method]
-        return shaped[0] if one_method else {str(m): part for m, part in zip(methods, shaped, strict=True)}
+        if isinstance(method, str | Method):
+            return shaped[0]
+        return {str(one): part for one, part in zip(given, shaped, strict=True)}
 
     @torch.inference_mode(False)
-    def record(self, inputs: Any, asks: Iterable[str], target: TargetLike = None, *, scale: str = "logit") -> Tape:
-        """The tape of one recorded pass, for anyone: every call with what was asked for."""
+    def record(
+        self,
+        inputs: Any,
+        asks: str | Iterable[str],
+        target: TargetLike | Sequence[TargetLike] = None,
+        *,
+        scale: str = "logit",
+        max_length: int | None = None,
+        truncation: bool = True,
+        truncation_side: str | None = None,
+    ) -> Tape:
+        """The tape of one recorded pass, for anyone: every call with what was asked for.
+
+        Inputs, targets and how a text is cut are those of `explain`; `tape.truncated_tokens` says what was cut off.
+        """
         raws, _ = self._normalised(inputs, None, None)
-        samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
+        how = How(max_length, truncation, _side(truncation_side))
+        samples = [sample for raw in raws for sample in self.subject.samples(raw, how)]
         self._test(samples)
         plan = Plan(self.subject, samples, _targets(target, scale, len(samples)))
         tape = self.recorder.record(plan.batch, plan.value, asks, leaf=plan.leaf, stream=self.subject.stream)
@@ -172,8 +194,11 @@ class Explainer:
             return f"no row of the attention of {name} speaks for the target"
         return None
 
-    def _check_readout(self, sample: Sample, target: Target) -> None:
-        """The rows of the last layer that reach the target must be the rows that are read."""
+    def _check_readout(self, sample: Sample, target: Target) -> bool:
+        """The rows of the last layer that reach the target must be the rows that are read.
+
+        True if that was seen; False if no row reaches the target, so that nothing could be seen.
+        """
         plan = Plan(self.subject, [sample], [target])
         last = self._test([sample]).calls - 1
         tape = self.recorder.record(
@@ -191,25 +216,26 @@ class Explainer:
         if not used <= read or missing:
             raise Refusal(
                 f"the read-out of {type(self.subject.model).__name__} is taken to be {self.subject.readout!r} (rows "
-                f"{_some(read)}), but its output depends on rows {_some(used)} of the last layer: "
-                "say which is right with load(..., readout=…)"
+                f"{_some(read)}), but the target depends on rows {_some(used)} of the last layer: "
+                "say which is right with load(..., readout=…): a kind such as 'mean', or the number of a row"
             )
-        self._readout_checked = True
+        return bool(used)
+
+    def _readout_checked(self, target: Target) -> bool:
+        return self._readouts.get(id(target.custom), (None, False))[1]
 
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(
-        self, samples: list[Sample], targets: list[Target], methods: list[Method], seed: int
-    ) -> list[list[Explanation]]:
+    def _batch(self, plan: Plan, methods: list[Method], how: How, per: str | None) -> list[list[Explanation]]:
         """All methods on one batch, in one pass."""
-        tested = self._test(samples)
+        tested = self._test(plan.samples)
         for method in methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        reads_rows = any("rows" in method.declaration.has for method in methods)
-        if reads_rows and not self._readout_checked and targets[0].custom is None:
-            self._check_readout(samples[0], targets[0])
-        plan = Plan(self.subject, samples, targets)
-        folds = [fold_for(method, plan, seed, tested.calls) for method in methods]
+        if any("rows" in method.declaration.has or method.option("weights") == "row" for method in methods):
+            for sample, target in zip(plan.samples, plan.targets, strict=True):
+                if id(target.custom) not in self._readouts:
+                    self._readouts[id(target.custom)] = (target.custom, self._check_readout(sample, target))
+        folds = [fold_for(method, plan, tested.calls) for method in methods]
         asks: Asks = frozenset().union(*(method.declaration.asks for method in methods))
         ranges = [fold.frame.layers for fold in folds if fold.declaration.asks & ALONG_UNITS]
         span = range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else None
@@ -217,48 +243,56 @@ class Explainer:
         def visit(call: Call) -> None:
             for method, fold in zip(methods, folds, strict=True):
                 if call.layer in fold.frame.layers and fold.declaration.asks & ALONG_UNITS:
-                    heads = method.option("heads")
-                    fold.fold(call if heads is None else call.with_heads(_head_list(heads, call)))
+                    if method.option("heads") is not None:
+                        fold.heads = _head_list(method.option("heads"), call)
+                    fold.fold(call)
 
         tape = self.recorder.run(
             plan.batch, plan.value, asks, visit, leaf=plan.leaf, layers=span, stream=self.subject.stream
         )
         tape = plan.arranged(tape)
-        scores = [fold.finish(tape) for fold in folds]
+        parts = [_checked(fold.finish(tape), fold) for fold in folds]
+        reading = {"max_length": how.max_length, "truncation_side": how.truncation_side}
+        reading = {name: value for name, value in reading.items() if value is not None}
         return [
-            [self._explanation(plan, i, method, part, seed) for method, part in zip(methods, scores, strict=True)]
-            for i in range(len(samples))
+            [
+                self._explanation(plan, i, method, fold, part, reading, per)
+                for method, fold, part in zip(methods, folds, parts, strict=True)
+            ]
+            for i in range(len(plan.samples))
         ]
 
-    def _explanation(self, plan: Plan, i: int, method: Method, part: Scores, seed: int) -> Explanation:
+    def _explanation(
+        self, plan: Plan, i: int, method: Method, fold: Fold, part: Scores, reading: dict[str, Any], per: str | None
+    ) -> Explanation:
         sample, target, declaration = plan.samples[i], plan.targets[i], method.declaration
         length = len(sample.units)
         logits = plan.scores[i] if plan.scores is not None else None
-        every_row = part.scores.shape[1] > 1
-        matrix = part.scores[i, :length, :length] if every_row else None
-        weights = plan.readout[i, :, :length].to(part.scores.dtype)
-        row = (weights @ matrix)[0] if matrix is not None else part.scores[i, 0, :length]
+        matrix, row = None, part.scores[i, 0, :length]
+        if method.option("rows") == "all":
+            matrix = part.scores[i, :length, :length]
+            row = (plan.readout[i, :, :length].to(matrix.dtype) @ matrix)[0]
 
         def cut(values: Tensor | None) -> Any:
             return None if values is None else values[i][..., :length].cpu().numpy()
 
-        tested = self.recorder.tested
+        tested, own = self.recorder.tested, self.subject.default_readout()
         assert tested is not None
         return Explanation(
             units=sample.units,
             scores=row.cpu().numpy(),
             method=str(method),
-            target=target.description(logits, self.subject, float(plan.values[i])),
+            target=target.description(logits, self.subject, float(plan.values[i]), masks=len(sample.masks)),
             prediction=_prediction(logits, self.subject),
             certificate={
                 "capture_error": tested.capture_error,
                 "rebuild_error": tested.rebuild_error,
                 "recorder": tested.path,
                 "readout": self.subject.readout,
-                "readout_checked": self._readout_checked,
+                "readout_checked": self._readout_checked(target),
                 "dtype": str(self.subject.dtype).removeprefix("torch."),
                 "device": str(self.subject.device),
-                "seed": seed,
+                "seed": plan.seed,
                 "versions": _versions(),
                 "truncated_tokens": sample.dropped,
             },
@@ -266,28 +300,45 @@ class Explainer:
                 "model": self.subject.name,
                 "model_class": type(self.subject.model).__name__,
                 "method": method.name,
-                "options": {key: list(part) if isinstance(part, tuple) else part for key, part in method.options},
+                "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
+                "layers": [fold.frame.layers.start, fold.frame.layers.stop] if "layers" in declaration.has else None,
+                "heads": fold.heads,
+                "reading": reading,
+                "loading": {} if self.subject.readout == own else {"readout": self.subject.readout},
                 "citation": declaration.citation,
                 "signed": declaration.signed,
                 # Absolute values and norms are not linear, whatever they are taken of.
                 "linear_in_target": declaration.linear_in_target and method.option("reduce", "sum") == "sum",
-                "input": f"{sample.seed(0):014x}",
+                "input": plan.fingerprints[i],
                 "parts": declaration.parts,
             },
             base_value=None if part.base_value is None else float(part.base_value[i]),
             matrix=None if matrix is None else matrix.cpu().numpy(),
             per_layer=cut(part.per_layer),
-            per_head=cut(part.per_head) if method.option("per") == "head" else None,
+            per_head=cut(part.per_head) if per == "head" else None,
             picture=sample.picture,
         )
 
 
-def _methods(given: MethodLike | Sequence[MethodLike], **options: Any) -> tuple[list[Method], bool]:
-    names = [given] if isinstance(given, str | Method) else list(given)
-    if not names:
-        raise InputError("no method was given")
-    methods = [name if isinstance(name, Method) else Method(name) for name in names]
-    return [method.defaults(**options) for method in methods], isinstance(given, str | Method)
+def _check_per(per: str | None, methods: Sequence[Method]) -> None:
+    if per not in (None, "head"):
+        raise InputError(f"per={per!r} is not known: say per='head' for every head's share, or leave it out")
+    if per == "head" and not any(method.declaration.has_head_shares for method in methods):
+        with_it = ", ".join(sorted(name for name, cls in REGISTRY.items() if cls.declaration.has_head_shares))
+        given = ", ".join(method.name for method in methods)
+        raise InputError(f"per='head', but {given} is no sum over heads: methods that are: {with_it}")
+
+
+def _checked(part: Scores, fold: Fold) -> Scores:
+    """A method from outside may return anything."""
+    batch, width = fold.frame.valid.shape
+    rows = fold.frame.readout.shape[1]
+    shape = tuple(getattr(getattr(part, "scores", None), "shape", ()))
+    if shape not in ((batch, rows, width), (batch, 1, width)):
+        raise InputError(
+            f"{fold.declaration.name} must return Scores of batch × row × unit, {(batch, rows, width)}, not {shape}"
+        )
+    return part
 
 
 def _targets(given: Any, scale: str, count: int) -> list[Target]:

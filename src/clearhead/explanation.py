@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -125,7 +125,7 @@ class Explanation:
                 "only explanations of the same input can be subtracted: these have different units or content"
             )
         alike = all(one == two for one, two in zip(self._made_by, other._made_by, strict=True))
-        linear = bool(self.provenance.get("linear_in_target")) and alike
+        linear = bool(self.provenance.get("linear_in_target")) and alike and self._same_model(other)
         values = [side.target.get("value") for side in (self, other)]
         target = {
             "kind": "contrast" if linear else "difference of scores",
@@ -154,10 +154,22 @@ class Explanation:
         """What two explanations must share for their difference to explain the difference of their targets."""
         return self.method, self.provenance.get("model"), self.target.get("scale"), self.provenance.get("minus")
 
-    def to_dict(self) -> dict[str, Any]:
+    def _same_model(self, other: "Explanation") -> bool:
+        """Whether one model made both. Models given as objects all go by the name of their class: logits tell them."""
+        found = [{row.get("index"): row.get("logit") for row in e.prediction.get("top") or ()} for e in (self, other)]
+        logits = [np.asarray([one[index] for index in sorted(one)], dtype=float) for one in found]
+        if not found[0] and not found[1]:
+            return self.provenance.get("model") != self.provenance.get("model_class")
+        # The last bits depend on what shares a batch.
+        close = 1e-4 if self.certificate.get("dtype", "float32") in ("float32", "float64") else 2e-2
+        return found[0].keys() == found[1].keys() and bool(
+            np.abs(logits[0] - logits[1]).max() <= close * max(np.abs(logits[0]).max(), 1)
+        )
+
+    def to_dict(self, short: bool = False) -> dict[str, Any]:
         """The JSON form, as `explanation.schema.json` describes it; a number that is not finite is null.
 
-        Pictures stay in the file form.
+        Pictures stay in the file form. short: figures no longer than their precision, as in a page
         """
         form = {
             "schema": SCHEMA,
@@ -173,8 +185,8 @@ class Explanation:
             "provenance": self.provenance,
             **{name: part for name in _ARRAYS if (part := getattr(self, name)) is not None},
         }
-        plain: dict[str, Any] = _plain(form)
-        return plain
+        made: dict[str, Any] = plain(form, short)
+        return made
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file: arrays as tensors, the rest as JSON metadata."""
@@ -239,16 +251,18 @@ def load(path: str | Path) -> Explanation:
                 raise ValueError("it holds tensors of something else")
             about = json.loads(found)
             arrays = {name: file.get_tensor(name) for name in file.keys()}
+        return from_parts(about, arrays)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
-    except (SafetensorError, ValueError, OSError) as problem:
+    except InputError as problem:
+        raise InputError(f"{str(path)!r} cannot be read: {problem}") from None
+    except (SafetensorError, ValueError, TypeError, OSError) as problem:
         raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({problem})") from None
-    return from_parts(about, arrays)
 
 
 def from_dict(data: Mapping[str, Any]) -> Explanation:
     """The explanation whose `to_dict()` this is; null among its numbers is NaN."""
-    found = {name: data.get(name) for name in ("scores", *_ARRAYS)}
+    found = {name: data.get(name) for name in ("scores", *_ARRAYS)} if isinstance(data, Mapping) else {}
     try:
         arrays = {name: np.asarray(part, dtype=float) for name, part in found.items() if part is not None}
     except (TypeError, ValueError) as problem:
@@ -257,7 +271,8 @@ def from_dict(data: Mapping[str, Any]) -> Explanation:
 
 
 def from_parts(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Explanation:
-    if about.get("schema") != SCHEMA or not isinstance(about.get("version"), int):
+    """An explanation from its JSON form and its arrays: the one border where types and lengths are checked."""
+    if not isinstance(about, Mapping) or about.get("schema") != SCHEMA or not isinstance(about.get("version"), int):
         raise InputError("this is not an explanation that clearhead wrote")
     if about["version"] > VERSION:
         raise InputError(f"written by a newer clearhead (form {about['version']}, this one reads up to {VERSION})")
@@ -267,23 +282,97 @@ def from_parts(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Ex
         made = Explanation(units=units, **plain, **arrays)  # type: ignore[arg-type]
     except (KeyError, TypeError, AttributeError) as problem:
         raise InputError(f"this explanation is damaged: {type(problem).__name__} {problem}") from None
-    if made.scores.shape != (len(units),):
-        raise InputError(f"this explanation is damaged: {made.scores.shape} scores for {len(units)} units")
+    for wrong in _problems(made):
+        raise InputError(f"this explanation is damaged: {wrong}")
     return made
+
+
+#: The shape of each array: None for any number of rows, "unit" for one entry per unit.
+_SHAPES: dict[str, tuple[int | str | None, ...]] = {
+    "scores": ("unit",),
+    "matrix": (None, "unit"),
+    "per_layer": (None, "unit"),
+    "per_head": (None, None, "unit"),
+    "picture": (None, None, 3),
+}
+
+
+def _problems(made: Explanation) -> Iterator[str]:
+    """What is wrong with an explanation that came from outside."""
+    yield from _problems_of_units(made.units)
+    for name, shape in _SHAPES.items():
+        part, kinds = getattr(made, name), "u" if name == "picture" else "fiu"
+        if part is None and name != "scores":
+            continue
+        wanted = [len(made.units) if side == "unit" else side for side in shape]
+        there = np.shape(part)
+        if len(there) != len(wanted) or any(side not in (None, size) for side, size in zip(wanted, there, strict=True)):
+            yield f"{name} of the shape {there} for {len(made.units)} units"
+        if part.dtype.kind not in kinds:
+            yield f"{name} of {part.dtype}"
+    for name in ("target", "prediction", "certificate", "provenance"):
+        if not isinstance(getattr(made, name), Mapping):
+            yield f"its {name} is {getattr(made, name)!r:.40}"
+    rows = made.prediction.get("top", [])
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "label" in row for row in rows):
+        yield f"its prediction lists {rows!r:.40}"
+        rows = []
+    figures = [made.base_value, made.target.get("value"), made.prediction.get("value")]
+    figures += [made.certificate.get(name) for name in ("capture_error", "truncated_tokens")]
+    figures += [row.get(name) for row in rows for name in ("probability", "logit")]
+    for figure in figures:
+        if figure is not None and not isinstance(figure, int | float):
+            yield f"{figure!r:.40} stands where a number should"
+    if not isinstance(made.method, str):
+        yield f"its method is {made.method!r:.40}"
+
+
+def _problems_of_units(units: Units) -> Iterator[str]:
+    if not isinstance(units.names, tuple) or not all(isinstance(name, str) for name in units.names):
+        yield "the names of its units are no list of texts"
+    for name in ("special", "segments", "offsets", "boxes"):
+        part = getattr(units, name)
+        if part is None and name != "special":
+            continue
+        if not isinstance(part, tuple) or len(part) != len(units):
+            yield f"units.{name} do not fit the {len(units)} units"
+    if not isinstance(units.texts, tuple) or not all(isinstance(text, str) for text in units.texts):
+        yield "units.texts are no list of texts"
+    if not all(segment in range(max(len(units.texts), 1)) for segment in units.segments or ()):
+        yield "units.segments name texts that are not there"
+    if not all(_are(int, span, 2) for span in units.offsets or ()):
+        yield "units.offsets are no pairs of numbers"
+    if not all(box is None or _are((int, float), box, 4) for box in units.boxes or ()):
+        yield "units.boxes are no fours of numbers"
+    grid = units.grid
+    if grid is not None and (not _are(int, grid, 2) or math.prod(grid) != len(units.drop_special())):
+        yield f"units.grid={units.grid} does not fit its patches"
+
+
+def _are(kind: Any, parts: Any, count: int) -> bool:
+    return isinstance(parts, tuple) and len(parts) == count and all(isinstance(part, kind) for part in parts)
 
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _plain(value: Any) -> Any:
-    """Only what JSON knows: a number that is not finite becomes null."""
+def plain(value: Any, short: bool = False) -> Any:
+    """Only what JSON knows: a number that is not finite becomes null.
+
+    short: arrays with no more digits than their precision has, nine for a float32 where exactness takes seventeen
+
+    >>> plain({"scores": np.array([0.1, np.nan], dtype=np.float32)}, short=True)
+    {'scores': [0.1, None]}
+    """
+    if short and isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = value.astype(str).astype(float)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item, short) for key, item in value.items()}
     if isinstance(value, list | tuple | range | set | frozenset):
-        return [_plain(item) for item in value]
+        return [plain(item, short) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)

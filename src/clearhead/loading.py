@@ -21,6 +21,10 @@ AUTO_CLASSES = {
     "ForImageClassificationWithTeacher": "AutoModelForImageClassification",
 }
 
+#: The number formats in which a model can be run and differentiated.
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_NAMED = "float32, float64, float16 or bfloat16"
+
 #: What transformers raises for files that are missing, damaged or in need of another package.
 _PROBLEMS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 
@@ -29,7 +33,7 @@ def load(
     model: Any,
     processor: Any = None,
     *,
-    readout: str | None = None,
+    readout: str | int | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
@@ -58,9 +62,14 @@ def load(
     return Explainer(subject_for(model, processor, readout, called))
 
 
+def has_zoo() -> bool:
+    """Whether `clearhead-zoo` is installed, with or without models in it."""
+    return find_spec("clearhead_zoo") is not None
+
+
 def models() -> dict[str, dict[str, Any]]:
     """The zoo's models and their cards; empty where `clearhead-zoo` is not installed."""
-    if find_spec("clearhead_zoo") is None:
+    if not has_zoo():
         return {}
     import clearhead_zoo
 
@@ -72,7 +81,14 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
 
     place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
     try:
-        config = transformers.AutoConfig.from_pretrained(place, revision=revision)
+        # Looked at as plain data first: to open a configuration can be to run the code that it names.
+        told, _ = transformers.PretrainedConfig.get_config_dict(place, revision=revision)
+        if told.get("auto_map"):
+            raise Refusal(
+                f"{name!r} brings code of its own (auto_map in its config.json), which clearhead never runs: if you "
+                "trust it, load it with transformers yourself and give (model, processor)"
+            )
+        config = transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
     except _PROBLEMS as problem:
         if (Path(place) / "adapter_config.json").is_file():
             raise InputError(f"{name!r} holds adapters: load them onto their model with peft and give that") from None
@@ -88,7 +104,7 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
     try:
         opener = getattr(transformers, architecture, None) or getattr(transformers, auto)
         how = {"config": config, "revision": revision, "use_safetensors": True, "dtype": "auto"}
-        model, report = opener.from_pretrained(place, output_loading_info=True, **how)
+        model, report = opener.from_pretrained(place, output_loading_info=True, trust_remote_code=False, **how)
     except _PROBLEMS as problem:
         raise InputError(
             f"cannot load the weights of {name!r}: {_first_line(problem)} Only safetensors are opened, since pickled "
@@ -108,7 +124,7 @@ def _open_processor(place: str, auto: str, revision: str | None) -> Any:
     kind = "image processor" if "Image" in auto else "tokenizer"
     opener = transformers.AutoImageProcessor if "Image" in auto else transformers.AutoTokenizer
     try:
-        opened = opener.from_pretrained(place, revision=revision)
+        opened = opener.from_pretrained(place, revision=revision, trust_remote_code=False)
     except _PROBLEMS as problem:
         raise InputError(f"the model is there, but its {kind} is not: {_first_line(problem)}") from None
     # Where a tokenizer's files are missing, transformers makes one that knows no word at all.
@@ -137,7 +153,7 @@ def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
 
 
 def _zoo_path(name: str) -> str:
-    if find_spec("clearhead_zoo") is None:
+    if not has_zoo():
         raise InputError(f"zoo:{name} needs the zoo: pip install clearhead-zoo")
     import clearhead_zoo
 
@@ -150,7 +166,9 @@ def _zoo_path(name: str) -> str:
 def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
-        raise InputError(f"dtype={dtype!r} is not known: say float32, float64, float16 or bfloat16")
+        raise InputError(f"dtype={dtype!r} is not known: say {_NAMED}")
+    if found not in DTYPES:
+        raise InputError(f"dtype={str(dtype)!r} holds no real numbers that gradients can be taken of: say {_NAMED}")
     return found
 
 

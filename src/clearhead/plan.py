@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,33 +19,37 @@ from clearhead.targets import Target
 class Plan:
     """One batch with its targets: what the recorder is called with, and what came out."""
 
-    def __init__(self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Target]) -> None:
-        self.subject, self.samples, self.targets = subject, samples, targets
+    def __init__(self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Target], seed: int = 0) -> None:
+        self.subject, self.samples, self.targets, self.seed = subject, samples, targets, seed
         self.batch = subject.collate(samples)
         self.leaf = subject.leaf if subject.leaf in self.batch else "inputs_embeds"
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
 
-    @property
+    @cached_property
     def readout(self) -> Float[Tensor, "batch 1 unit"]:
         width = max(len(sample.units) for sample in self.samples)
         wide = torch.float64 if self.subject.dtype == torch.float64 else torch.float32
         weights = torch.zeros(len(self.samples), 1, width, dtype=wide)
         for i, (sample, target) in enumerate(zip(self.samples, self.targets, strict=True)):
             rows = self.subject.rows(sample, target) if self.subject.readout is not None else {}
-            for unit, weight in rows.items():
-                weights[i, 0, unit] = weight
+            weights[i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=wide)
         return weights.to(self.subject.device)
+
+    @cached_property
+    def fingerprints(self) -> list[str]:
+        """What tells one input from another, whatever it is called."""
+        return [f"{sample.seed(0):014x}" for sample in self.samples]
 
     def value(self, output: Any) -> Float[Tensor, "batch"]:
         """One number per sample; a target of the caller's own sees the whole output."""
-        own = {target.custom for target in self.targets if target.custom is not None}
-        computed = {function: _own_value(function, output, len(self.samples)) for function in own}
+        own = {id(target.custom): target.custom for target in self.targets if target.custom is not None}
+        computed = {key: _own_value(function, output, len(self.samples)) for key, function in own.items()}
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
             self.scores = self.subject.scores(output, self.samples, self.targets)
         values = [
-            computed[target.custom][i] if target.custom is not None else self._of_classes(target, i)
+            computed[id(target.custom)][i] if target.custom is not None else self._of_classes(target, i)
             for i, target in enumerate(self.targets)
         ]
         number = torch.stack(values)
@@ -64,33 +69,33 @@ class Plan:
         for name, part in parts.items():
             setattr(tape, name, None if part is None else self.subject.to_units(part, self.samples))
         tape.logits = self.scores
+        tape.truncated_tokens = tuple(sample.dropped for sample in self.samples)
         return tape
 
-    def frame(self, seed: int) -> Frame:
+    @cached_property
+    def frame(self) -> Frame:
+        """The coordinates that all methods of this batch share."""
         width = max(len(sample.units) for sample in self.samples)
         device = self.subject.device
         valid = torch.zeros(len(self.samples), width, dtype=torch.bool)
-        special = torch.zeros_like(valid)
         axes = self.samples[0].units.places.shape[1]
         readout = self.readout
         places = torch.zeros(len(self.samples), width, axes, dtype=readout.dtype)
         for i, sample in enumerate(self.samples):
             units = sample.units
             valid[i, : len(units)] = True
-            special[i, : len(units)] = torch.tensor(units.special)
             places[i, : len(units)] = torch.as_tensor(units.places, dtype=places.dtype)
         return Frame(
             readout=readout,
             valid=valid.to(device),
-            special=special.to(device),
-            seeds=tuple(sample.seed(seed) for sample in self.samples),
+            seeds=tuple(sample.seed(self.seed) for sample in self.samples),
             places=places.to(device),
         )
 
 
-def fold_for(method: Method, plan: Plan, seed: int, count: int) -> Fold:
+def fold_for(method: Method, plan: Plan, count: int) -> Fold:
     """A method, ready to visit the calls of one batch."""
-    frame = plan.frame(seed)
+    frame = plan.frame
     if method.option("rows") == "all":
         width = frame.valid.shape[1]
         every = torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device)

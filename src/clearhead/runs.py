@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,8 @@ class Run:
             raise InputError(f"batch_size={self.batch_size}: it must be at least 1")
         length = ("max_length", "truncation")
         options = {name: value for name, value in self.options.items() if name not in length}
+        if getattr(options.get("target"), "mask", None) is not None:  # the example has one masked position
+            options["target"] = replace(options["target"], mask=0)
         self.ex.explain(self.ex.subject.example(), method=list(self.methods), **options)
 
     def _claim(self) -> None:

@@ -20,6 +20,11 @@ class Labels(Protocol):
 
     multi_label: bool
 
+    @property
+    def masked(self) -> bool:
+        """Whether the labels are words at a masked position."""
+        ...
+
     def label_index(self, label: str | int) -> int: ...
     def label_name(self, index: int) -> str: ...
 
@@ -106,19 +111,30 @@ class Target:
         odds = _log_odds(scores, a, labels.multi_label)
         return odds if b is None else odds - _log_odds(scores, b, labels.multi_label)
 
-    def description(self, scores: Float[Tensor, "label"] | None, labels: Labels, value: float) -> dict[str, Any]:
-        """What `Explanation.target` holds."""
+    def description(
+        self, scores: Float[Tensor, "label"] | None, labels: Labels, value: float, masks: int = 0
+    ) -> dict[str, Any]:
+        """What `Explanation.target` holds; `masks` is how many masked positions there are to count from the end of."""
         if callable(self.wanted) or scores is None:
             name = getattr(self.wanted, "__name__", type(self.wanted).__name__)
             return {"kind": "callable", "name": name, "scale": "as returned", "value": value}
         a, b = self.classes(scores, labels)
-        said = {"kind": _KINDS[type(self.wanted)], "name": labels.label_name(a), "index": a}
+        said = {"kind": self._kind(labels.masked), "name": labels.label_name(a), "index": a}
         if b is not None:
             said |= {"name": f"{labels.label_name(a)} − {labels.label_name(b)}", "against": labels.label_name(b)}
+        if labels.masked:
+            which = self.mask or 0
+            said["mask"] = which + masks if which < 0 else which
         return said | {"scale": self.scale, "value": value}
 
-
-_KINDS = {Predicted: "predicted", Label: "label", Contrast: "contrast", MaskedWord: "masked word"}
+    def _kind(self, masked: bool) -> str:
+        match self.wanted:
+            case Contrast():
+                return "contrast"
+            case Predicted() | MaskedWord(None):
+                return "predicted"
+            case _:
+                return "masked word" if masked else "label"
 
 
 def make_target(given: TargetLike, scale: str = "logit") -> Target:

@@ -47,6 +47,10 @@ class Units:
         middle = [((b[0] + b[2]) - 1, (b[1] + b[3]) - 1) if b else (1.0, 0.0) for b in self.boxes]
         return np.asarray(middle) / np.sqrt([2.0 if b else 1.0 for b in self.boxes])[:, None]
 
+    def parents(self, kind: str) -> "Int[np.ndarray, 'unit']":
+        """For each unit, the index of the word or sentence that it belongs to."""
+        return self.merged(kind)[1]
+
     def merged(self, kind: str) -> "tuple[Units, Int[np.ndarray, 'unit']]":
         """Larger units and, for each unit of this level, the index of the one it belongs to.
 

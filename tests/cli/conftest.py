@@ -70,6 +70,25 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _in_a_folder(tmp_path_factory: pytest.TempPathFactory, name: str, *given: Any, **settings: Any) -> Path:
+    folder = tmp_path_factory.mktemp("models") / name
+    for part in text_model(*given, dtype=torch.float32, **settings):
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny masked language model in a folder."""
+    return _in_a_folder(tmp_path_factory, "masked", "bert", "ForMaskedLM")
+
+
+@pytest.fixture(scope="session")
+def measuring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that measures, in a folder."""
+    return _in_a_folder(tmp_path_factory, "measuring", "bert", num_labels=1)
+
+
 @pytest.fixture(scope="session")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny image classifier in a folder."""

@@ -46,6 +46,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((TEXT, "--rows", "some"), "rows='some' is not known"),
         ((TEXT, "--truncation-side", "up"), "truncation_side='up' is not known"),
         ((TEXT, "--dtype", "float3"), "dtype='float3' is not known"),
+        ((TEXT, "--dtype", "int8"), "dtype='int8' holds no real numbers"),
         ((TEXT, "--device", "toaster"), "device='toaster' cannot be used here"),
         ((TEXT * 40, "--no-truncation"), "tokens long and the model takes 64"),
         ((TEXT, "--words", "--sentences"), "--words and --sentences do not go together"),
@@ -115,6 +116,9 @@ def test_models_that_cannot_be_explained(refused: Refused, bert: Path, empty: Pa
         ("a.jsonl", '{"body": "hello", "n": 1}\n', (), "unknown column 'text'. Accepted: body, n"),
         ("a.csv", "text\nhello\n", ("--target", "HAPPY"), "unknown label 'HAPPY'"),
         ("a.csv", "text\nhello\n", ("--save", "b"), "--save is for single inputs"),
+        ("a.csv", "text\nhello\n", ("--words",), "--words is for single inputs"),
+        ("a.csv", "text\nhello\n", ("--sentences",), "--sentences is for single inputs"),
+        ("a.csv", "text\nhello\n", ("--mask", "1"), "no masked word"),
         ("notes.docx", "hello", (), "a file that explain cannot read"),
     ],
 )

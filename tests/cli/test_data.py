@@ -225,3 +225,15 @@ def test_two_runs_do_not_share_a_folder(
     with (tmp_path / "out" / "settings.json").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "another run is writing" in refused(*command)
+
+
+def test_a_masked_position_in_every_row(clearhead: Clearhead, masked: Path, tmp_path: Path) -> None:
+    """The settings are tried out on an example with one masked position; the rows have more."""
+    path = tmp_path / "masks.csv"
+    path.write_text("text\nI [MASK] the [MASK]\n[MASK] is [MASK] [MASK]\nonly [MASK]\n")
+    command = ("explain", path, "-m", masked, "--mask", 1, "--out")
+    assert clearhead(*command, tmp_path / "out").code == 3
+    assert [line["row"] for line in table(tmp_path / "out" / "index.csv")] == ["000001", "000002"]
+    assert "mask=1, but the text has 1 masked positions" in table(tmp_path / "out" / "errors.csv")[0]["message"]
+    said = clearhead(*command, tmp_path / "against", "--target", "book", "--against", "it", "--json")
+    assert said.json["written"] == 2

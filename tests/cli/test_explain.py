@@ -45,7 +45,7 @@ def test_options_mean_what_the_arguments_mean(clearhead: Clearhead, bert: Path) 
         layers=(-2, None),
         heads=[0, 3],
     )
-    assert [one["method"] for one in said.json] == list(expected)
+    assert [one["method"] for one in said.json] == [other.method for other in expected.values()]
     for one, other in zip(said.json, expected.values(), strict=True):
         np.testing.assert_allclose(one["scores"], other.scores, rtol=1e-4, atol=1e-7)
         assert one["target"]["name"] == other.target["name"] == "POSITIVE − NEGATIVE"
@@ -119,7 +119,8 @@ def test_a_text_file_is_read_and_text_takes_its_name_literally(
     file = tmp_path / "review.txt"
     file.write_text(TEXT, encoding="utf-8")
     assert clearhead("explain", file, "-m", bert, "--json").json["units"]["texts"] == [TEXT]
-    assert clearhead("explain", "lost.txt", "--text", "-m", bert, "--json").json["units"]["texts"] == ["lost.txt"]
+    for name in ("lost.txt", str(file)):
+        assert clearhead("explain", name, "--text", "-m", bert, "--json").json["units"]["texts"] == [name]
 
 
 def test_compare(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
@@ -132,7 +133,8 @@ def test_compare(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
 def test_methods_say_whether_they_apply(clearhead: Clearhead, bert: Path) -> None:
     every = clearhead("methods", "--json").json["methods"]
     assert {"generic", "rollout", "saliency"} <= {line["method"] for line in every}
-    assert all(line["cost"] and line["taxonomy"] and line["citation"] for line in every)
+    assert all(line["cost"] and line["taxonomy"] and line["citation"] and "asks" in line for line in every)
+    assert " asks " in clearhead("methods").out.splitlines()[1]
     applied = clearhead("methods", "--model", bert, "--json").json["methods"]
     assert all(line["applies"] and line["why_not"] == "" for line in applied)
     assert "grad-sam" in clearhead("methods", "--model", bert).out
@@ -143,6 +145,13 @@ def test_models_work_without_the_zoo(clearhead: Clearhead, monkeypatch: pytest.M
     assert clearhead("models", "--json").json["models"] == {}
     said = clearhead("models")
     assert said.code == 0 and "pip install clearhead-zoo" in said.out
+
+
+def test_models_of_an_empty_zoo(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.loading.has_zoo", lambda: True)
+    monkeypatch.setattr("clearhead.loading.models", dict)
+    said = clearhead("models")
+    assert said.code == 0 and "is installed, but holds no models" in said.out and "pip install" not in said.out
 
 
 def test_models_are_listed_from_their_cards(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,3 +178,34 @@ def test_json_never_holds_what_json_has_no_word_for(capsys: pytest.CaptureFixtur
 
     print_json({"scores": [1.0, float("nan")], "p": (float("inf"),)})
     assert json.loads(capsys.readouterr().out) == {"scores": [1.0, None], "p": [None]}
+
+
+def test_masks_words_and_contrasts(clearhead: Clearhead, masked: Path) -> None:
+    text = "I [MASK] the [MASK]"
+    command = ("explain", text, "-m", masked, "--json", "--mask", 1)
+    assert clearhead(*command).json["target"] == ch.load(masked).explain(text, target=ch.MaskedWord(mask=1)).target
+    said = clearhead(*command, "--target", "book", "--against", "it").json
+    expected = ch.load(masked).explain(text, target=ch.Contrast("book", "it", mask=1))
+    assert said["target"]["name"] == "book − it" and said["target"]["mask"] == 1
+    np.testing.assert_allclose(said["scores"], expected.scores, rtol=1e-4, atol=1e-7)
+    assert "at mask 1" in clearhead("explain", text, "-m", masked, "--mask", 1).out
+
+
+def test_a_measuring_model_is_shown(clearhead: Clearhead, measuring: Path, tmp_path: Path) -> None:
+    said = clearhead("explain", TEXT, "-m", measuring, "--html", tmp_path / "why.html")
+    assert said.code == 0 and "what the model measures" in said.out
+    assert clearhead("compare", TEXT, "-m", measuring).code == 0
+
+
+def test_a_folder_with_one_bad_file_is_shown_all_the_same(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    clearhead("explain", TEXT, "I like the book", "-m", bert, "--save", folder)
+    good = clearhead("show", folder)
+    (folder / "torn.safetensors").write_bytes(b"torn")
+    said = clearhead("show", folder)
+    assert said.code == 3 and said.out == good.out
+    assert said.err.startswith("clearhead: left out: ") and "torn.safetensors" in said.err and said.err.count("\n") == 1
+    assert set(clearhead("show", folder, "--json").json) == {"generic"}
+    for file in folder.glob("0*"):
+        file.unlink()
+    assert clearhead("show", folder).code == 2

@@ -15,7 +15,7 @@ def save_all(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True)
     for subject in cases.SUBJECTS:
         ex = models.explainer(subject)
-        results = ex.explain(models.inputs(subject), method=cases.every_variant(subject), seed=seed)
+        results = ex.explain(models.inputs(subject), **cases.everything(subject), seed=seed)
         for place, (variant, explanations) in enumerate(results.items()):
             for i, e in enumerate(explanations):
                 e.save(folder / f"{subject.replace('/', '-')}.{place:03}.{variant.split('(')[0]}.{i}.safetensors")

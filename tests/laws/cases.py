@@ -34,9 +34,9 @@ def explainer(subject: str, dtype: torch.dtype = torch.float64) -> Explainer:
 
 def variants(name: str) -> list[Method]:
     """A method with its defaults, and with each of its options changed: what is declared is what is tested."""
-    has, found = REGISTRY[name].declaration.has, [Method(name), Method(name, per="head")]
+    has, found = REGISTRY[name].declaration.has, [Method(name)]
     if "layers" in has:
-        found += [Method(name, layers=(1, None), per="head"), Method(name, layers=(0, 2))]
+        found += [Method(name, layers=(1, None)), Method(name, layers=(0, 2))]
     if "heads" in has:
         found.append(Method(name, heads=(0, 2), layers=(None, None)))
     if "rows" in has:
@@ -49,6 +49,11 @@ def variants(name: str) -> list[Method]:
         elif get_origin(field.type) is Literal:
             found += [Method(name, **{field.name: value}) for value in get_args(field.type) if value != field.default]
     return found
+
+
+def everything(subject: str) -> dict[str, Any]:
+    """Every variant of every method that applies, with every head's share where a method has them."""
+    return {"method": every_variant(subject), "per": None if subject in WINDOWED else "head"}
 
 
 def applies(name: str, subject: str) -> bool:
@@ -75,14 +80,14 @@ def refusal_of(name: str, subject: str) -> str:
 @cache
 def batched(subject: str, dtype: torch.dtype = torch.float64) -> Results:
     """Every variant of every method, all inputs in one batch, in one pass."""
-    return explainer(subject, dtype).explain(models.inputs(subject), method=every_variant(subject))
+    return explainer(subject, dtype).explain(models.inputs(subject), **everything(subject))
 
 
 @cache
 def single(subject: str, dtype: torch.dtype = torch.float64) -> Results:
     """The same, one input at a time."""
     ex = explainer(subject, dtype)
-    one_by_one = [ex.explain(raw, method=every_variant(subject)) for raw in models.inputs(subject)]
+    one_by_one = [ex.explain(raw, **everything(subject)) for raw in models.inputs(subject)]
     return {name: [part[name] for part in one_by_one] for name in one_by_one[0]}
 
 

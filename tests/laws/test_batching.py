@@ -49,8 +49,8 @@ def test_batched_is_single(method, subject, dtype):
 def test_order_of_a_batch_does_not_matter(subject, order):
     raws = models.inputs(subject)
     ex = cases.explainer(subject)
-    shuffled = ex.explain([raws[i] for i in order], method=cases.every_variant(subject))
-    pairs = ex.explain([raws[i] for i in order], method=cases.every_variant(subject), batch_size=2)
+    shuffled = ex.explain([raws[i] for i in order], **cases.everything(subject))
+    pairs = ex.explain([raws[i] for i in order], **cases.everything(subject), batch_size=2)
     for got in (shuffled, pairs):
         cases.assert_all_alike({name: [part[order.index(i)] for i in range(3)] for name, part in got.items()}, subject)
 
@@ -60,7 +60,7 @@ def test_order_of_a_batch_does_not_matter(subject, order):
 def test_the_same_input_many_times_gets_the_same_scores(subject, count):
     """Samples of a batch never mix: copies in one batch, padded by a longer neighbour, all agree with one alone."""
     short, long = models.inputs(subject)[2], models.inputs(subject)[1]
-    got = cases.explainer(subject).explain([short] * count + [long], method=cases.every_variant(subject))
+    got = cases.explainer(subject).explain([short] * count + [long], **cases.everything(subject))
     expected = cases.single(subject)
     for variant, explanations in got.items():
         for e in explanations[:-1]:
@@ -72,7 +72,7 @@ def test_the_same_input_many_times_gets_the_same_scores(subject, count):
 def test_model_inputs_with_more_padding(subject, extra):
     """A mapping of model inputs, padded further than need be, is explained as the raw inputs are."""
     given = cases.model_inputs(subject, extra)
-    got = cases.explainer(subject).explain(given, method=cases.every_variant(subject))
+    got = cases.explainer(subject).explain(given, **cases.everything(subject))
     cases.assert_all_alike(got, subject)
 
 
@@ -83,7 +83,7 @@ def test_one_model_input_without_a_processor(subject):
     if subject.endswith("/mask"):
         bare.subject.mask = models.tokenizer(models.TEXT[subject.split("/")[0]][1]).mask_token_id
     given = {name: part[:1] for name, part in cases.model_inputs(subject, 3).items()}
-    got = bare.explain(given, method=cases.every_variant(subject))
+    got = bare.explain(given, **cases.everything(subject))
     expected = cases.single(subject)
     for variant, e in got.items():
         found = cases.gap(e.scores, expected[variant][0].scores, cases.size(e, expected))
@@ -123,6 +123,6 @@ def test_parts_are_there_where_they_are_declared(method, subject):
             assert e.matrix.shape == (len(e), len(e))
         if declaration.parts and e.matrix is None:
             assert e.per_layer is not None and e.per_layer.shape == (depth, len(e))
-        wants_heads = variant.option("per") == "head" and "heads" in declaration.has
+        wants_heads = declaration.has_head_shares and variant.option("rows") is None
         if wants_heads and declaration.parts == "contributions" and e.matrix is None:
             assert e.per_head is not None and e.per_head.shape[::2] == (depth, len(e))

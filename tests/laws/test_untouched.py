@@ -105,7 +105,7 @@ def test_every_public_call(subject, implementation):
             with pytest.raises(clearhead.Refusal):
                 ex.explain(users.inputs[0], method=method)
         users.assert_untouched()
-    together = ex.explain(users.inputs, method=cases.every_variant(subject), batch_size=2)
+    together = ex.explain(users.inputs, **cases.everything(subject), batch_size=2)
     users.assert_untouched()
     clearhead.compare(ex, users.inputs[0], methods=able[:2])
     users.assert_untouched()
@@ -139,7 +139,7 @@ def test_what_transformers_installs_for_good_is_removed():
     batch = cases.collated(clearhead.load(users.model, users.processor), users.inputs)
     users.model.eval()
     before = users.now()
-    with torch.no_grad(), returned.capture(users.model, block_inputs=True) as reader:
+    with torch.no_grad(), returned.capture(users.model, layers=True) as reader:
         calls = reader.calls(users.model(**batch, output_attentions=True))
         assert any("hooks" in change for change in snapshot.changes(before, users.now()))
         assert any("_output_capturing_hooks_installed" in change for change in snapshot.changes(before, users.now()))

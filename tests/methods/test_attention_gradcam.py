@@ -22,6 +22,11 @@ def test_layers(subject: str, layers: tuple) -> None:
     twins.assert_twins("attention-gradcam", subject, layers=layers)
 
 
+@pytest.mark.parametrize("heads", twins.HEADS, ids=str)
+def test_heads(heads: tuple) -> None:
+    twins.assert_twins("attention-gradcam", "bert/classify", heads=heads)
+
+
 @pytest.mark.parametrize("target", twins.TARGETS)
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
 def test_targets(subject: str, target: str) -> None:

@@ -84,8 +84,8 @@ def readout(subject: str, inputs: Mapping[str, Tensor], units: int) -> np.ndarra
     elif name == "beit":  # the mean of the patches; [CLS] is there, but not used
         weights[1:] = 1 / (units - 1)
     elif name.startswith("dinov2"):  # [CLS] beside the mean of the patches; registers are not used
-        weights[0] = 1
-        weights[BEFORE[name] :] = 1 / (units - BEFORE[name])
+        weights[0] = 0.5
+        weights[BEFORE[name] :] = 0.5 / (units - BEFORE[name])
     else:
         weights[:1] = 1
     return weights
@@ -136,7 +136,7 @@ def worst_gap(
 
     ModernBERT is not padded unless asked to be: its softmax rounds to float32, and so differently at another length."""
     wanted, scale, of_classes = TARGETS[target] if target else (None, "logit", predicted)
-    has = clearhead.Method(method).declaration.has
+    declaration = clearhead.Method(method).declaration
     results = explainer(subject).explain(
         models.inputs(subject),
         clearhead.Method(method, **options),
@@ -145,7 +145,7 @@ def worst_gap(
         layers=layers and layers[0],
         heads=heads and heads[0],
         rows="all" if every_row else None,
-        per="head" if "heads" in has and not every_row else None,
+        per="head" if declaration.has_head_shares and not every_row else None,
         batch_size=batch_size or (1 if subject.startswith("modernbert") else 3),
     )
     replica = replica_of(method)
@@ -166,7 +166,7 @@ def worst_gap(
             gaps.append(gap(result.per_layer, twin("depths")))
         elif hasattr(replica, "shares"):
             gaps.append(gap(result.per_layer, twin("shares").sum(1)))
-            if "heads" in has:
+            if declaration.has_head_shares:
                 gaps.append(gap(result.per_head, twin("shares")))
     return max(gaps)
 

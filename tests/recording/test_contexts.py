@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import clearhead
 from tests import models
 from tests.laws import cases
 
@@ -24,9 +25,9 @@ def test_gradient_modes(subject, context, first_use):
     given = cases.model_inputs(subject)
     with CONTEXTS[context]():
         results = [
-            ex.explain(models.inputs(subject), method=cases.every_variant(subject)),
+            ex.explain(models.inputs(subject), **cases.everything(subject)),
             # Tensors made inside inference mode cannot take part in autograd as they are.
-            ex.explain({name: part.clone() for name, part in given.items()}, method=cases.every_variant(subject)),
+            ex.explain({name: part.clone() for name, part in given.items()}, **cases.everything(subject)),
         ]
         assert torch.is_grad_enabled() == (context == "enable_grad")
         tape = ex.record(models.inputs(subject), ("attention", "input_gradient"))
@@ -59,3 +60,21 @@ def test_explaining_the_same_model_inside_its_own_target():
     got = ex.explain(models.TEXTS[0], target=target)
     assert cases.gap(got.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores) <= 1e-9
     assert cases.gap(inside[-1], cases.single("bert/classify")["generic"][1].scores) <= 1e-9
+
+
+def test_autocast_around_the_first_use_changes_nothing():
+    """Half precision that the caller is in the middle of would be recorded, and kept, as this model's exactness."""
+    ex, plain = (models.explainer("bert/classify", torch.float32) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = ex.explain(models.TEXTS[0])
+    assert inside.scores.tobytes() == plain.explain(models.TEXTS[0]).scores.tobytes()
+    assert inside.certificate == plain.explain(models.TEXTS[0]).certificate
+
+
+def test_a_model_made_in_inference_mode_is_refused_and_left_alone():
+    with torch.inference_mode():
+        model, tokenizer = models.text_model("bert")
+    flags = [part.requires_grad for part in model.parameters()]
+    with pytest.raises(clearhead.Refusal, match="inference_mode"):
+        clearhead.load(model, tokenizer).explain(models.TEXTS[0])
+    assert [part.requires_grad for part in model.parameters()] == flags

@@ -89,7 +89,7 @@ def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
     for name in cases.METHODS:
         if not cases.applies(name, subject):
             continue
-        fold = fold_for(Method(name), plan, 0, len(tape.calls))
+        fold = fold_for(Method(name), plan, len(tape.calls))
         for call in reversed(tape.calls):
             if call.layer in fold.frame.layers and call.attention is not None:
                 fold.fold(call)

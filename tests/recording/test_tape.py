@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.recording.tape import GRADIENTS, OF_A_CALL, Ask, Call, Tape
+from clearhead.recording.tape import GRADIENTS, Ask, Call, Tape
 from tests.laws import cases
 from tests.models import inputs
 
@@ -15,7 +15,8 @@ ASKS = Ask.__args__
 
 def expected(asks):
     """What was asked for; a gradient brings along what it is the gradient of."""
-    brought = {"attention_gradient": "attention", "block_input_gradient": "block_input", "input_gradient": "inputs"}
+    brought = {f"{name}_gradient": name for name in ("attention", "block_input", "hidden_state")}
+    brought["input_gradient"] = "inputs"
     return set(asks) | {brought[ask] for ask in asks if ask in brought}
 
 
@@ -42,7 +43,7 @@ def test_no_backward_pass_unless_asked_for(monkeypatch):
     called = []
     grad = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: called.append(1) or grad(*a, **k))
-    ex.record(inputs("bert/classify"), set(ASKS) - GRADIENTS)
+    ex.record(inputs("bert/classify"), set(ASKS) - GRADIENTS.keys())
     ex.explain(inputs("bert/classify"), method=["attention", "rollout", "random", "position"])
     assert not called
     ex.explain(inputs("bert/classify"), method=["generic", "cat", "grad-sam", "saliency", "rollout"])
@@ -114,7 +115,7 @@ def test_heads_of_a_call():
 
 def _tensors(tape):
     found = [(name, getattr(tape, name)) for name in Tape.WHOLE]
-    found += [(f"{call.layer}.{name}", getattr(call, name)) for call in tape.calls for name in OF_A_CALL]
+    found += [(f"{call.layer}.{name}", part) for call in tape.calls for name, part in call.tensors()]
     return [(name, part) for name, part in found if part is not None]
 
 
@@ -122,6 +123,7 @@ def _assert_same(one, other):
     assert [name for name, _ in _tensors(one)] == [name for name, _ in _tensors(other)]
     for (name, mine), (_, yours) in zip(_tensors(one), _tensors(other), strict=True):
         assert mine.dtype == yours.dtype and torch.equal(mine, yours), name
-    plain = [f.name for f in fields(Call) if f.name not in OF_A_CALL]
+    plain = [f.name for f in fields(Call) if "Tensor" not in str(f.type)]
+    assert plain == ["layer", "module", "kind", "query_stream", "key_stream"]
     for mine, yours in zip(one.calls, other.calls, strict=True):
         assert [getattr(mine, name) for name in plain] == [getattr(yours, name) for name in plain]

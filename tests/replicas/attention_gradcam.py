@@ -18,20 +18,30 @@ def cam(
     return np.maximum(total / len(attention), 0)
 
 
-def matrix(seen: Seen, layers: Sequence[int] | None = None) -> Float[np.ndarray, "row unit"]:
+def matrix(
+    seen: Seen, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> Float[np.ndarray, "row unit"]:
     layers = [seen.layers - 1] if layers is None else layers
-    return np.mean([cam(seen.attention[layer], seen.attention_gradient[layer]) for layer in layers], axis=0)
+    chosen = list(range(seen.heads) if heads is None else heads)
+    maps = [(seen.attention[layer][chosen], seen.attention_gradient[layer][chosen]) for layer in layers]
+    return np.mean([cam(*pair) for pair in maps], axis=0)
 
 
 def shares(
-    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "layer 1 unit"]:
     """The clamp comes after the mean over heads, so only layers have shares."""
     layers = [seen.layers - 1] if layers is None else layers
-    return np.array([[readout @ matrix(seen, [layer]) / len(layers)] for layer in layers])
+    return np.array([[readout @ matrix(seen, [layer], heads) / len(layers)] for layer in layers])
 
 
 def scores(
-    seen: Seen, readout: Float[np.ndarray, "unit"], layers: Sequence[int] | None = None
+    seen: Seen,
+    readout: Float[np.ndarray, "unit"],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "unit"]:
-    return readout @ matrix(seen, layers)
+    return readout @ matrix(seen, layers, heads)

@@ -98,6 +98,14 @@ def text() -> dict[str, Explanation]:
     return several("bert/classify", raw)
 
 
+@pytest.fixture(scope="session", params=[1, 3], ids=["one output", "three outputs"])
+def regression(request: pytest.FixtureRequest) -> Explanation:
+    """A model that measures: it has outputs, and no probabilities."""
+    ex = models.explainer("bert/classify", num_labels=request.param, problem_type="regression")
+    found: Explanation = ex.explain("So boring!", method="generic", per="head")
+    return found
+
+
 @pytest.fixture(scope="session")
 def pair() -> Explanation:
     found: Explanation = models.explainer("roberta/classify").explain(models.PAIR)

@@ -8,6 +8,7 @@ from matplotlib.text import Text
 
 from clearhead import Explanation, InputError
 from clearhead.show.figures import plot
+from tests import models
 from tests.show.conftest import Change, made
 
 TEXT_KINDS = ("bars", "table", "text", "layers", "heads")
@@ -88,3 +89,22 @@ def test_many_units_keep_the_strongest() -> None:
     figure = made([f"t{i}" for i in range(200)], np.arange(200.0)).plot("bars", count=10)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [f"t{i}" for i in range(190, 200)]
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_a_measuring_model_is_drawn(kind: str, regression: Explanation) -> None:
+    figure = plot(regression, kind)
+    assert drawn(figure).std() > 0 and any("what the model measures" in part for part in written(figure))
+
+
+def test_layers_and_heads_have_the_numbers_that_the_model_gives_them() -> None:
+    ex = models.explainer("bert/classify", num_hidden_layers=6)
+    only = ex.explain("So boring!", "attention")
+    assert [label.get_text() for label in only.plot("layers").axes[0].get_yticklabels()] == ["5"]
+    some = ex.explain("So boring!", "generic", layers=(-2, None), heads=[3, 2], per="head").plot("heads").axes[0]
+    assert [label.get_text() for label in some.get_yticklabels()] == ["4", "5"]
+    assert [label.get_text() for label in some.get_xticklabels()] == ["3", "2"]
+    nameless = made(["a"], [1.0], per_layer=np.ones((2, 1)), per_head=np.ones((2, 3, 1)))
+    axes = nameless.plot("heads").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]

@@ -2,12 +2,13 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from clearhead import Comparison, Explanation, InputError, from_dict
+from clearhead import Comparison, Explanation, InputError, from_dict, report
 from clearhead.show import html, wording
 from clearhead.show.layout import name
 from tests.show.conftest import Change, made
@@ -123,8 +124,9 @@ def test_the_explanation_itself_is_in_the_page(text: dict[str, Explanation], nas
 
 def test_numbers_are_no_longer_than_their_precision() -> None:
     explanation = made(["a"], [0.1])
-    assert html.plain(explanation)["scores"] == [0.1]
-    assert html.plain(replace(explanation, scores=np.array([0.1, np.nan])[1:]))["scores"] == [None]
+    assert explanation.to_dict(short=True)["scores"] == [0.1] != explanation.to_dict()["scores"]
+    gap = replace(explanation, scores=np.array([np.nan], dtype=np.float32))
+    assert gap.to_dict(short=True)["scores"] == [None]
 
 
 def test_what_was_cut_off_is_said(cut: Explanation) -> None:
@@ -209,3 +211,40 @@ def test_a_hundred_tokens_stay_small() -> None:
 def test_an_empty_page_is_refused() -> None:
     with pytest.raises(InputError, match="nothing to show"):
         html.page([])
+
+
+def test_the_slider_begins_at_nothing(image: dict[str, Explanation]) -> None:
+    (slider,) = Page(html.page([image["generic"]])).all("input", "ch-opacity")
+    assert (slider["min"], slider["max"]) == ("0", "100")
+
+
+def test_a_measuring_model_is_shown(regression: Explanation) -> None:
+    for page in (html.page([regression]), regression._repr_html_()):
+        said = " ".join(part for where, part in Page(page).texts if where not in ("style", "script"))
+        for row in regression.prediction["top"]:
+            assert row["label"] in said and wording.number(row["logit"]) in said
+        assert "%" not in said
+        assert "what the model measures" in said
+
+
+def test_several_explanations_on_one_page(
+    text: dict[str, Explanation], image: dict[str, Explanation], pair: Explanation, tmp_path: Path
+) -> None:
+    for given in ([*text.values(), pair], [text, pair], {"a": [*text.values()], "b": pair}, [Comparison(text), pair]):
+        path = report(given, tmp_path / "all.html", title="All of it")
+        page = Page(path.read_text(encoding="utf-8"))
+        assert page.inside("h1") == ["All of it"] and len(page.all("section", "ch-input")) == 2
+        assert len(page.all("article", "ch-card")) == len(text) + 1
+    report(pair, tmp_path / "one.html")
+    for wrong in ("text", [1], None):
+        with pytest.raises(InputError, match="expected explanations, but got a"):
+            report(wrong, tmp_path / "lost.html")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["all.html", "one.html"]
+
+
+def test_layers_have_the_numbers_that_the_model_gives_them(text: dict[str, Explanation]) -> None:
+    e = text["generic"]
+    later = replace(e, provenance={**e.provenance, "layers": [3, 6]})
+    assert "layer" in Page(html.page([later])).inside("th")
+    rows = re.search(r'<table class="ch-map">.*?</table>', html.page([later]), re.S)
+    assert rows is not None and re.findall(r'<th scope="row">(\d)</th>', rows.group()) == ["3", "4", "5"]

@@ -87,3 +87,11 @@ def test_an_aggregate_is_bars(text: dict[str, Explanation]) -> None:
 def test_narrow_terminals_do_not_break_it(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
     for explanation in (*text.values(), *image.values()):
         assert max(map(len, printed(explanation, colours=False, width=40).splitlines())) <= 40
+
+
+def test_a_measuring_model_is_shown(regression: Explanation) -> None:
+    said = printed(regression, colours=False)
+    for row in regression.prediction["top"]:
+        assert row["label"] in said and wording.number(row["logit"]) in said
+    assert f"output of {regression.target['name']}" in said and "what the model measures" in said
+    assert printed(Comparison({"a": regression, "b": regression}), colours=False)

@@ -1,6 +1,9 @@
 """Texts: classifiers of one text or a pair, decoders, masked language models, and model inputs in place of raw text."""
 
 import copy
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -496,3 +499,60 @@ def test_masks_that_are_not_there() -> None:
         alone.explain({"input_ids": torch.tensor([[5, 6]])})
     with pytest.raises(InputError, match="no masked position"):
         ex.explain({"input_ids": torch.tensor([[5, 6]])})
+
+
+class Watched:
+    """A tokenizer that notices two threads in it at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.__dict__.update(tokenizer=tokenizer, inside=0, overlaps=0)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.tokenizer, name)
+        return self._watched(found) if callable(found) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.tokenizer, name, value)
+
+    def __call__(self, *given: Any, **how: Any) -> Any:
+        return self._watched(self.tokenizer)(*given, **how)
+
+    def _watched(self, function: Any) -> Any:
+        def call(*given: Any, **how: Any) -> Any:
+            state = self.__dict__
+            state["overlaps"] += state["inside"] > 0
+            state["inside"] += 1
+            time.sleep(1e-4)  # another thread comes in now, if it can
+            try:
+                return function(*given, **how)
+            finally:
+                state["inside"] -= 1
+
+        return call
+
+
+def test_threads_do_not_undo_each_others_truncation() -> None:
+    ex = explainer("bert/mask")
+    ex.explain("I [MASK] it.")
+    watched = ex.subject.processor = Watched(ex.subject.processor)
+    long = "the [MASK] " + "boring book " * 20
+    stop = threading.Event()
+
+    def words() -> None:
+        while not stop.is_set():
+            assert ex.subject.label_name(ex.subject.label_index("book")) == "book"
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(words)
+        lengths = {len(ex.explain(long, max_length=12)) for _ in range(15)}
+        stop.set()
+        other.result()
+    assert lengths == {12} and watched.__dict__["overlaps"] == 0
+
+
+def test_max_length_may_be_any_whole_number() -> None:
+    ex = explainer("bert/classify")
+    assert len(ex.explain(TEXTS[1], max_length=np.int64(6))) == 6
+    for wrong in (True, 6.0, 0, np.int64(0), "6"):
+        with pytest.raises(InputError, match=r"max_length=.* is not possible"):
+            ex.explain(TEXTS[1], max_length=wrong)  # type: ignore[arg-type]

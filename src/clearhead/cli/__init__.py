@@ -113,10 +113,12 @@ def explain(
     given = [recognise(one, as_text) for one in inputs]
     data = _data(given, column, pair_column, out)
     if data is not None:
-        for name, value in (("--html", html), ("--save", save), ("--pair", pair)):
-            if value is not None:
+        single = {"--html": html, "--save": save, "--pair": pair, "--words": words, "--sentences": sentences}
+        for name, value in single.items():
+            if value not in (None, False):
                 raise InputError(
-                    f"{name} is for single inputs: the results of data go to --out, pairs to --pair-column"
+                    f"{name} is for single inputs: the results of data go to --out as the method gave them, pairs to "
+                    "--pair-column"
                 )
         _explain_data(data, Path(str(out)), loading, asked, method, batch_size, as_json)
         return
@@ -216,7 +218,8 @@ def show(
     if file.is_dir():
         if html is not None or words or sentences:
             raise InputError(f"{str(file)!r} is a folder: --html, --words and --sentences are for one explanation")
-        put.show_folder(file, by, how, as_json)
+        if put.show_folder(file, by, how, as_json):
+            raise typer.Exit(process.ROWS_FAILED)
         return
     put.show([put.merged(clearhead.open_explanation(file), words, sentences)], html, as_json)
 
@@ -228,9 +231,9 @@ def show(
     ),
 )
 def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
-    """List the methods: what each costs, needs and promises.
+    """List the methods: what each costs, asks for and promises.
 
-    Needs are what is recorded in the pass. Signed scores can speak against the target.
+    What a method asks for is recorded in the pass. Signed scores can speak against the target.
     """
     from clearhead.methods import REGISTRY
 
@@ -243,7 +246,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
             "family": told.family,
             "signed": told.signed,
             "cost": told.cost,
-            "needs": sorted(told.asks),
+            "asks": sorted(told.asks),
             "has": sorted(told.has),
             "options": clearhead.Method.option_names(name),
             "depends_on_target": told.target == "any",
@@ -257,7 +260,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
     if as_json:
         put.print_json({"schema": "clearhead/methods", "version": 1, "model": model, "methods": table})
         return
-    columns = ["method", "family", "signed", "cost", "needs", "taxonomy", *(["applies"] if applies else [])]
+    columns = ["method", "family", "signed", "cost", "asks", "taxonomy", *(["applies"] if applies else [])]
     put.print_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
 
 
@@ -272,7 +275,11 @@ def models(as_json: opt.Json = False) -> None:
     if as_json:
         put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
     elif not cards:
-        print("No zoo models here: pip install clearhead-zoo brings some. Folders and hub names work without it.")
+        from clearhead.loading import has_zoo
+
+        empty = "clearhead-zoo is installed, but holds no models"
+        why = empty if has_zoo() else "pip install clearhead-zoo brings some"
+        print(f"No zoo models here: {why}. Folders and hub names work without it.")
     else:
         put.print_table(["model", "task", "size", "figures", "summary"], [put.of_card(*item) for item in cards.items()])
 
@@ -308,7 +315,7 @@ def _load(loading: opt.Loading, given: Sequence[Given], stream: str = "text") ->
 def _raw(one: Given, ex: "Explainer", pair: str | None) -> Any:
     """An input as the model takes it; a name such as chelsea is a picture for one model and a word for another."""
     if ex.subject.stream == "image":
-        if one.kind == "text":
+        if one.kind in ("text", "text file"):
             raise InputError(f"{ex.subject.name} takes pictures, but {one.words!r:.60} is no picture file")
         if pair is not None:
             raise InputError("--pair is for models that read two texts; this one takes pictures")

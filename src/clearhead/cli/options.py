@@ -121,7 +121,8 @@ Readout = Annotated[
     typer.Option(
         metavar="ROW",
         rich_help_panel=_MODEL,
-        help="Which row speaks for the target, for models that clearhead does not know: first, last, mean …",
+        help="Which row speaks for the target, for models that clearhead does not know: first, last, mean … or its "
+        "number.",
     ),
 ]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="cpu, cuda, cuda:1, mps.")]
@@ -186,7 +187,9 @@ class Loading:
     readout: str | None = None
 
     def arguments(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "model"}
+        typed = {key: value for key, value in asdict(self).items() if key != "model"}
+        row = (self.readout or "").removeprefix("-")
+        return {**typed, "readout": int(self.readout)} if self.readout and row.isdigit() else typed
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,9 @@ class Asked:
     def _target(self) -> Any:
         import clearhead
 
-        if self.mask is not None:
-            if self.against is not None:
-                raise InputError("--mask and --against do not go together: a masked word has no contrast")
-            return clearhead.MaskedWord(self.target, self.mask)
-        return self.target if self.against is None else clearhead.Contrast(self.target, self.against)
+        if self.against is not None:
+            return clearhead.Contrast(self.target, self.against, self.mask)
+        return self.target if self.mask is None else clearhead.MaskedWord(self.target, self.mask)
 
 
 def methods(typed: Sequence[str] | None, default: Sequence[str]) -> "list[MethodLike]":

@@ -1,7 +1,6 @@
 """What the verbs of the command line hand out: a coloured terminal or plain text, JSON, pages and files."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import clearhead
+from clearhead.cli import process
 from clearhead.errors import InputError
-from clearhead.files import whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,17 +59,10 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_json(data: Any) -> None:
+    from clearhead.explanation import plain
+
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(_without_nan(data), ensure_ascii=False, indent=indent, allow_nan=False))
-
-
-def _without_nan(data: Any) -> Any:
-    """JSON has no word for "not a number"; null is what it has."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: _without_nan(value) for key, value in data.items()}
-    return [_without_nan(item) for item in data] if isinstance(data, list | tuple) else data
+    print(json.dumps(plain(data), ensure_ascii=False, indent=indent, allow_nan=False))
 
 
 def print_table(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
@@ -124,32 +116,38 @@ def show(explanations: Sequence["Explanation"], html: str | None, as_json: bool)
             console().print(*([""] if number else []), explanation, sep="\n")
 
 
-def show_folder(folder: Path, by: str, how: str, as_json: bool) -> None:
-    """What matters most in all explanations of a folder, method by method."""
+def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
+    """What matters most in all explanations of a folder, method by method; gives the number of files left out."""
     from clearhead.show.terminal import render_aggregate
 
     files = sorted(folder.rglob(f"*{SUFFIX}"))
     if not files:
         raise InputError(f"the folder {str(folder)!r} holds no explanations ({SUFFIX})")
     by_method: dict[str, list[Explanation]] = {}
+    bad: list[InputError] = []
     for file in files:
-        explanation = clearhead.open_explanation(file)
-        by_method.setdefault(explanation.method, []).append(explanation)
+        try:
+            explanation = clearhead.open_explanation(file)
+        except InputError as problem:
+            bad.append(problem)
+        else:
+            by_method.setdefault(explanation.method, []).append(explanation)
+    if not by_method:
+        raise bad[0]
+    for left_out in bad:
+        process.say(f"left out: {left_out}", process.ROWS_FAILED)
     aggregates = {name: clearhead.aggregate(some, by, how) for name, some in by_method.items()}  # type: ignore[arg-type]
     if as_json:
         print_json({name: aggregate.to_dict() for name, aggregate in aggregates.items()})
-        return
+        return len(bad)
     for name, aggregate in aggregates.items():
         console().print(f"{name}, {len(by_method[name])} explanations")
         console().print(render_aggregate(aggregate))
+    return len(bad)
 
 
 def write_page(explanations: Sequence["Explanation"], path: str) -> None:
-    from clearhead.show.html import page
-
-    text = page(list(explanations))
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    clearhead.report(explanations, path)
     print(f"wrote {path}", file=sys.stderr)
 
 

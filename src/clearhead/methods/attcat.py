@@ -11,7 +11,6 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import unknown
 from clearhead.methods.base import Fold, push, register
 from clearhead.methods.cat import features_x_gradient
 from clearhead.recording.tape import Call
@@ -33,8 +32,6 @@ class AttCAT(Fold):
     weights: Literal["received", "row"] = "received"
 
     def begin(self) -> None:
-        if self.weights not in ("received", "row"):
-            raise unknown("weights", self.weights, ("received", "row"))
         every = self.frame.valid[:, None].to(self.frame.readout.dtype)
         self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
 

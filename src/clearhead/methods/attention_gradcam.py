@@ -22,8 +22,9 @@ from clearhead.recording.tape import Call
     signed=False,
     target="any",
     layers=(-1, None),
-    has=("layers", "rows"),
+    has=("layers", "heads", "rows"),
     parts="contributions",
+    head_shares=False,  # the clamp comes after the mean over heads
 )
 class AttentionGradCAM(Fold):
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:

@@ -1,9 +1,9 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import index
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +13,6 @@ from clearhead.errors import InputError, unknown
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
-Per = Literal["layer", "head"]
 Layers = tuple[int | None, int | None]
 
 
@@ -32,10 +31,16 @@ class Declaration:
     layers: Layers = (None, None)
     has: frozenset[str] = frozenset()
     parts: Literal["contributions", "depths"] | None = None
+    head_shares: bool = True
     axioms: tuple[str, ...] = ()
     post_hoc: bool = True
     model_agnostic: bool = False
     scope: Literal["local", "global"] = "local"
+
+    @property
+    def has_head_shares(self) -> bool:
+        """Whether the scores are a sum over heads, so that each head has a share."""
+        return "heads" in self.has and self.parts == "contributions" and self.head_shares
 
     @property
     def taxonomy(self) -> str:
@@ -53,7 +58,6 @@ class Frame:
 
     readout: Float[Tensor, "batch row unit"]
     valid: Bool[Tensor, "batch unit"]
-    special: Bool[Tensor, "batch unit"]
     seeds: tuple[int, ...]
     places: Float[Tensor, "batch unit axis"]
     layers: range = range(0)
@@ -81,6 +85,7 @@ class Fold:
     frame: Frame = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        self.heads: list[int] | None = None  # the heads that were chosen; None for all
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
 
@@ -91,7 +96,7 @@ class Fold:
         """Fold one call into the state; what is returned is this call's share of the scores, head by head."""
 
     def fold(self, call: Call) -> None:
-        part = self.visit(call)
+        part = self.visit(call if self.heads is None else call.with_heads(self.heads))
         if part is not None:
             self.parts.append(part)
 
@@ -102,7 +107,7 @@ class Fold:
         return Scores(
             scores=shares.sum((1, 2)),
             per_layer=shares.sum((2, 3)) if one_row else None,
-            per_head=shares.sum(3) if one_row and "heads" in self.declaration.has else None,
+            per_head=shares.sum(3) if one_row and self.declaration.has_head_shares else None,
         )
 
 
@@ -135,6 +140,11 @@ def register(name: str, *, asks: tuple[str, ...] = (), **declared: Any) -> Calla
 
     def decorate(cls: M) -> M:
         has = frozenset(declared.pop("has", ()))
+        taken = REGISTRY.get(name)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InputError(
+                f"a method named {name!r} is registered already, by {taken.__module__}: choose another name"
+            )
         cls.declaration = Declaration(name=name, asks=check_asks(asks), has=has, **declared)
         made = dataclass(cls)  # options are plain fields of the class
         REGISTRY[name] = made
@@ -169,14 +179,17 @@ def _rows(given: Any) -> str:
     return "all"
 
 
-def _per(given: Any) -> Per:
-    if given not in ("layer", "head"):
-        raise InputError(f"per={given!r} is not known: say 'layer' or 'head'")
-    return given
+def _own_option(key: str, given: Any, hint: Any) -> Any:
+    """An option of one method, held to its type: any text is true to Python, "False" among them."""
+    if hint is bool and not isinstance(given, bool):
+        raise InputError(f"{key}={given!r} is neither True nor False")
+    if get_origin(hint) is Literal and given not in get_args(hint):
+        raise unknown(key, given, get_args(hint))
+    return tuple(given) if isinstance(given, list) else given
 
 
 #: The options that methods share, and how each is made sure of.
-SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows, "per": _per}
+SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows}
 
 
 @dataclass(frozen=True)
@@ -199,11 +212,14 @@ class Method:
                 raise unknown(f"option of {name}", option, sorted(accepted))
         given = {key: value for key, value in options.items() if value is not None or key not in SHARED}
         for key in given:
-            if key in ("layers", "heads", "rows") and key not in REGISTRY[name].declaration.has:
+            if key in SHARED and key not in REGISTRY[name].declaration.has:
                 with_it = ", ".join(sorted(n for n, cls in REGISTRY.items() if key in cls.declaration.has))
                 raise InputError(f"{name} has no {key}=: methods that have it are {with_it}")
-        frozen = {key: SHARED[key](value) if key in SHARED else value for key, value in given.items()}
-        frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in frozen.items()}
+        hints = get_type_hints(REGISTRY[name])
+        frozen = {
+            key: SHARED[key](value) if key in SHARED else _own_option(key, value, hints[key])
+            for key, value in given.items()
+        }
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", tuple(sorted(frozen.items())))
 
@@ -242,8 +258,3 @@ def layer_range(layers: Layers | None, count: int) -> range:
     if not chosen:
         raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
     return chosen
-
-
-def declarations() -> Iterator[Declaration]:
-    for name in sorted(REGISTRY):
-        yield REGISTRY[name].declaration

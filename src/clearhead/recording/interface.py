@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from clearhead.errors import Refusal
+from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 
 NAME = "clearhead"
@@ -31,7 +32,15 @@ class Captured:
     values: Float[Tensor, "batch kv_head key width"] | None = None
     output: Float[Tensor, "batch query head width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
-    block_input: Float[Tensor, "batch unit model"] | None = None
+    run: Run | None = None
+
+    @property
+    def block_input(self) -> Float[Tensor, "batch unit model"] | None:
+        return self.run.input if self.run is not None else None
+
+    @property
+    def hidden_state(self) -> Float[Tensor, "batch unit model"] | None:
+        return self.run.output if self.run is not None else None
 
     @property
     def kind(self) -> Literal["self", "cross"]:
@@ -53,11 +62,10 @@ class Captured:
 class _Listener:
     """Collects the calls of the pass that runs in this thread."""
 
-    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module]) -> None:
-        self.model, self.blocks = type(model).__name__, blocks
+    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch) -> None:
+        self.model, self.blocks, self.watch = type(model).__name__, blocks, watch
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
-        self.block_inputs: dict[int, Tensor] = {}
 
     def name_of(self, module: nn.Module) -> str:
         return self.names.get(id(module), type(module).__name__)
@@ -68,14 +76,13 @@ class _Listener:
                 f"{self.model}: the eager attention of {self.name_of(module)} ({type(module).__name__}) returns no "
                 "probabilities to record"
             )
-        block = self.blocks.get(id(module))
         self.calls.append(
             Captured(
                 module=self.name_of(module),
                 attention=attention,
                 values=values,
                 output=output,
-                block_input=self.block_inputs.get(id(block)) if block is not None else None,
+                run=self.watch.of(self.blocks.get(id(module))),
             )
         )
 
@@ -122,31 +129,16 @@ def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor
     raise Refusal(f"{problem}{type(module).__module__} has no eager_attention_forward beside {type(module).__name__}")
 
 
-def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
-    """For each module, the layer it sits in: its innermost ancestor that is an item of a ModuleList."""
-    blocks: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module, block: nn.Module | None) -> None:
-        if block is not None:
-            blocks[id(module)] = block
-        for child in module.children():
-            walk(child, child if isinstance(module, nn.ModuleList) else block)
-
-    walk(model, None)
-    return blocks
-
-
 @contextmanager
-def capture(model: nn.Module, block_inputs: bool = False, projections: bool = False) -> Iterator[list[Captured]]:
-    """Collect every attention call that the model makes in this thread inside the `with`."""
+def capture(model: nn.Module, layers: bool = False, projections: bool = False) -> Iterator[list[Captured]]:
+    """Collect every attention call that the model makes in this thread inside the `with`.
+
+    `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections.
+    """
     blocks = blocks_of(model)
-    listener = _Listener(model, blocks)
-    handles: list[Any] = []
-    if block_inputs:
-        unique = {id(block): block for block in blocks.values()}
-        handles += [
-            block.register_forward_pre_hook(_remember_input(listener), with_kwargs=True) for block in unique.values()
-        ]
+    watch = Watch(blocks.values() if layers else ())
+    listener = _Listener(model, blocks, watch)
+    handles = list(watch.handles)
     if projections:
         handles += [
             module.register_forward_pre_hook(_recognise_projection(listener))
@@ -165,14 +157,6 @@ def capture(model: nn.Module, block_inputs: bool = False, projections: bool = Fa
 def _listening(listener: _Listener) -> bool:
     """Hooks fire in every thread that uses the model; only the recorded pass is listened to."""
     return getattr(_active, "listener", None) is listener
-
-
-def _remember_input(listener: _Listener) -> Callable[..., None]:
-    def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _listening(listener):
-            listener.block_inputs[id(block)] = args[0] if args else kwargs["hidden_states"]
-
-    return hook
 
 
 def _recognise_projection(listener: _Listener) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from clearhead.recording import interface, returned
 from clearhead.recording.interface import Captured
 from clearhead.recording.scope import at_rest, hooks, lock_of
 from clearhead.recording.self_test import SelfTest, self_test
-from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
+from clearhead.recording.tape import DIFFERENTIABLE, GRADIENTS, Asks, Call, Tape, check_asks
 
 Value = Callable[[Any], Float[Tensor, "batch"]]
 Visit = Callable[[Call], None]
@@ -47,7 +47,11 @@ class Recorder:
         wanted = check_asks(asks)
         with self.lock:
             self.test(inputs, leaf)
-            with at_rest(self.model), torch.inference_mode(False), torch.set_grad_enabled(bool(wanted & GRADIENTS)):
+            with (
+                at_rest(self.model),
+                torch.inference_mode(False),
+                torch.set_grad_enabled(bool(wanted & GRADIENTS.keys())),
+            ):
                 output, calls, starts = self.forward(inputs, wanted, leaf)
                 vectors = starts[0] if starts else None
                 number = value(output)
@@ -55,7 +59,7 @@ class Recorder:
                 gradient = _backward(number, visits, vectors if "input_gradient" in wanted else None, starts[1:])
                 visits.finish()
         return Tape(
-            inputs=_plain(vectors) if wanted & {"inputs", "input_gradient"} else None,
+            inputs=_plain(vectors) if "inputs" in wanted else None,
             input_gradient=gradient,
             value=_plain(number),
         )
@@ -81,7 +85,7 @@ class Recorder:
     ) -> tuple[Any, list[Captured], list[Tensor]]:
         """The model's output, its attention calls, and the tensors that the graph starts from."""
         path = path or (self.tested.path if self.tested else "interface")
-        block_inputs = bool(asks & {"block_input", "block_input_gradient"})
+        layers = bool(asks & {"block_input", "hidden_state"})
         seen: list[Tensor] = []
         with ExitStack() as stack:
             given = dict(inputs)
@@ -92,7 +96,7 @@ class Recorder:
                 seen.append(given[leaf])
             if path == "interface":
                 projections = "output_projection" in asks
-                calls = stack.enter_context(interface.capture(self.model, block_inputs, projections))
+                calls = stack.enter_context(interface.capture(self.model, layers, projections))
                 output = self.model(**given)
             else:
                 if asks & {"values", "output_projection"}:
@@ -100,7 +104,7 @@ class Recorder:
                         f"{type(self.model).__name__} ignores transformers' attention interface: its attention can be "
                         "recorded, but not its values and output projection"
                     )
-                reader = stack.enter_context(returned.capture(self.model, block_inputs))
+                reader = stack.enter_context(returned.capture(self.model, layers))
                 output = self.model(**given, output_attentions=True)
                 calls = reader.calls(output)
         return output, calls, seen
@@ -111,7 +115,7 @@ class _Visits:
 
     def __init__(self, calls: list[Captured], layers: range, asks: Asks, visit: Visit, stream: str) -> None:
         self.calls, self.layers, self.asks, self.visit, self.stream = calls, layers, asks, visit, stream
-        self.wanted = [ask for ask in ("attention_gradient", "block_input_gradient") if ask in asks]
+        self.wanted = [f"{name}_gradient" for name in DIFFERENTIABLE if f"{name}_gradient" in asks]
         self.arrived: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
         self.left = sorted(layers)
 
@@ -142,13 +146,15 @@ class _Visits:
     def _hand_over(self, layer: int) -> None:
         call, arrived = self.calls[layer], self.arrived.pop(layer)
         record = Call(layer, call.module, call.kind, self.stream, self.stream)
-        for ask in ("attention", "block_input"):
-            node = getattr(call, ask)
-            if node is not None and (ask in self.asks or f"{ask}_gradient" in self.asks):
-                setattr(record, ask, _plain(node))
-                if f"{ask}_gradient" in self.wanted:
-                    gradient = arrived.get(f"{ask}_gradient")
-                    setattr(record, f"{ask}_gradient", _plain(torch.zeros_like(node) if gradient is None else gradient))
+        for name in DIFFERENTIABLE:
+            node = getattr(call, name)
+            if node is not None and name in self.asks:
+                setattr(record, name, _plain(node))
+                if f"{name}_gradient" in self.wanted:
+                    gradient = arrived.get(f"{name}_gradient")
+                    setattr(
+                        record, f"{name}_gradient", _plain(torch.zeros_like(node) if gradient is None else gradient)
+                    )
         if "values" in self.asks:
             record.values = _plain(call.values_per_head())
         if "output_projection" in self.asks:

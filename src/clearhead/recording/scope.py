@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from clearhead.errors import Refusal
+
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _locks_guard = threading.Lock()
 
@@ -65,11 +67,15 @@ def attention_implementation(model: nn.Module, name: str) -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter asking for a gradient: so no weight gradient is ever built or prepared for.
+    """Evaluation mode, no autocast, no parameter asking for a gradient: so no weight gradient is ever built.
 
     The user's backward hooks wait, too: this backward pass is not theirs, and torch gives a module that has one copies
     of its outputs, which lie on no way to the target.
     """
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise Refusal(
+            f"{type(model).__name__} was made under torch.inference_mode() and can have no gradients: load it outside"
+        )
     training = [module for module in model.modules() if module.training]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     tables = [table for module in model.modules() for table in (module._backward_hooks, module._backward_pre_hooks)]
@@ -81,7 +87,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
         for table, _ in waiting:
             table.clear()
-        yield
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
     finally:
         for table, before in waiting:
             table.update(before)

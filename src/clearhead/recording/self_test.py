@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import Refusal
-from clearhead.recording.interface import Captured, blocks_of
+from clearhead.recording.blocks import blocks_of
+from clearhead.recording.interface import Captured
 from clearhead.recording.scope import at_rest, hooks
 
 #: How far recorded logits may lie from the untouched model's, relative to the largest logit.
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 #: A recorded forward pass: inputs and path → the model's output, its calls, the starts of the graph.
 Forward = Callable[..., tuple[Any, list[Captured], list[Tensor]]]
@@ -109,7 +110,7 @@ def _first_to_differ(model: nn.Module, forward: Forward, inputs: Mapping[str, An
 
 
 def _tolerance(tensor: Tensor) -> float:
-    return TOLERANCE.get(tensor.dtype, 1e-3)
+    return TOLERANCE.get(tensor.dtype, 1e-4)
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from clearhead.errors import InputError, unknown
 
 Ask = Literal[
     "attention",
@@ -20,28 +22,30 @@ Ask = Literal[
     "output_projection",
     "block_input",
     "block_input_gradient",
+    "hidden_state",
+    "hidden_state_gradient",
     "inputs",
     "input_gradient",
 ]
 Asks = frozenset[Ask]
 
-#: Asks that need a backward pass.
-GRADIENTS: Asks = frozenset({"attention_gradient", "block_input_gradient", "input_gradient"})
-
-#: Asks that are tensors of a call (the others belong to the whole pass).
-OF_A_CALL: tuple[Ask, ...] = (
-    "attention",
-    "attention_gradient",
-    "values",
-    "output_projection",
-    "block_input",
-    "block_input_gradient",
-)
+#: Each gradient and what it is the gradient of.
+GRADIENTS: dict[Ask, Ask] = {
+    "attention_gradient": "attention",
+    "block_input_gradient": "block_input",
+    "hidden_state_gradient": "hidden_state",
+    "input_gradient": "inputs",
+}
+#: The tensors of a call that can have a gradient.
+DIFFERENTIABLE = ("attention", "block_input", "hidden_state")
 
 
 @dataclass
 class Call:
-    """One attention computation (not one module: a shared module is called several times)."""
+    """One attention computation (not one module: a shared module is called several times).
+
+    `block_input` is what goes into its layer, `hidden_state` what comes out of it.
+    """
 
     layer: int
     module: str
@@ -54,6 +58,8 @@ class Call:
     output_projection: Float[Tensor, "model heads"] | None = None
     block_input: Float[Tensor, "batch unit model"] | None = None
     block_input_gradient: Float[Tensor, "batch unit model"] | None = None
+    hidden_state: Float[Tensor, "batch unit model"] | None = None
+    hidden_state_gradient: Float[Tensor, "batch unit model"] | None = None
 
     @cached_property
     def positive(self) -> Float[Tensor, "batch head query key"]:
@@ -78,7 +84,7 @@ class Call:
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in OF_A_CALL:
+        for name in _TENSORS:
             part = getattr(self, name)
             if part is not None:
                 yield name, part
@@ -93,6 +99,7 @@ class Tape:
     input_gradient: Float[Tensor, "batch unit feature"] | None = None
     logits: Float[Tensor, "batch label"] | None = None
     value: Float[Tensor, "batch"] | None = None
+    truncated_tokens: tuple[int, ...] = ()
 
     WHOLE = ("inputs", "input_gradient", "logits", "value")
 
@@ -107,35 +114,45 @@ class Tape:
         for place, call in enumerate(self.calls):
             tensors |= {f"calls.{place}.{name}": part for name, part in call.tensors()}
         about = [{name: getattr(call, name) for name in _PLAIN} for call in self.calls]
+        cut = {"truncated_tokens": self.truncated_tokens}
         save_file(
             {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()},
             str(path),
-            metadata={"clearhead": json.dumps({"kind": "tape", "version": 1, "calls": about})},
+            metadata={"clearhead": json.dumps({"schema": "clearhead/tape", "version": 1, "calls": about, **cut})},
         )
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tape":
-        with safe_open(str(path), framework="pt") as file:
-            about = json.loads(file.metadata()["clearhead"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                about = json.loads((file.metadata() or {}).get("clearhead", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except (OSError, SafetensorError, ValueError) as problem:
+            raise InputError(f"{str(path)!r} cannot be opened as a tape ({problem})") from None
+        if about.get("schema") != "clearhead/tape":
+            raise InputError(f"{str(path)!r} is no tape that clearhead saved")
         calls = [Call(**plain) for plain in about["calls"]]
         for name, part in tensors.items():
             if name.startswith("calls."):
                 _, place, which = name.split(".")
                 setattr(calls[int(place)], which, part)
-        return cls(calls, **{name: part for name, part in tensors.items() if name in cls.WHOLE})
+        whole = {name: part for name, part in tensors.items() if name in cls.WHOLE}
+        return cls(calls, **whole, truncated_tokens=tuple(about["truncated_tokens"]))
 
 
-_PLAIN = tuple(f.name for f in fields(Call) if f.name not in OF_A_CALL)
+_PLAIN = ("layer", "module", "kind", "query_stream", "key_stream")
+_TENSORS = tuple(f.name for f in fields(Call) if f.name not in _PLAIN)
 
 
-def check_asks(asks: Iterable[str]) -> Asks:
-    """Every ask spelled right; a gradient brings along what it is the gradient of."""
-    from clearhead.errors import unknown
+def check_asks(asks: str | Iterable[str]) -> Asks:
+    """Every ask spelled right; a gradient brings along what it is the gradient of.
 
-    accepted = Ask.__args__  # type: ignore[attr-defined]
-    for ask in asks:
-        if ask not in accepted:
-            raise unknown("ask", ask, accepted)
-    return frozenset(asks)  # type: ignore[arg-type]
+    >>> sorted(check_asks("attention_gradient"))
+    ['attention', 'attention_gradient']
+    """
+    given = {asks} if isinstance(asks, str) else set(asks)
+    for ask in sorted(given - set(get_args(Ask))):
+        raise unknown("ask", ask, get_args(Ask))
+    wanted: set[Any] = given | {GRADIENTS[ask] for ask in given if ask in GRADIENTS}
+    return frozenset(wanted)

@@ -115,7 +115,7 @@ def bar(value: float, signed: bool, classes: str = "") -> Markup:
 
 
 def prediction(explanation: Explanation) -> Markup:
-    """The five labels with the largest probabilities, the explained one marked."""
+    """The five labels with the largest probabilities (or outputs), the explained one marked."""
     said = wording.predictions(explanation)
     if not said:
         return Markup()
@@ -150,7 +150,8 @@ def _small_maps(explanation: Explanation, full: float) -> Markup:
     kept = explanation.units.drop_special()
     assert explanation.per_layer is not None and explanation.units.grid is not None
     made = []
-    for layer, part in zip(wording.layer_names(explanation), explanation.per_layer, strict=True):
+    names = wording.layer_names(explanation, len(explanation.per_layer))
+    for layer, part in zip(names, explanation.per_layer, strict=True):
         address = pictures.patch_address(part[kept].reshape(explanation.units.grid), full)
         image = tag("img", src=address, alt="", width=width, height=height, class_="ch-pixels")
         made.append(tag("figure", image, tag("figcaption", f"layer {layer}")))
@@ -170,7 +171,7 @@ def _layer_table(explanation: Explanation, full: float) -> Markup:
                 for step, value in zip(steps[i], explanation.per_layer[i], strict=True)
             ),
         )
-        for i, layer in enumerate(wording.layer_names(explanation))
+        for i, layer in enumerate(wording.layer_names(explanation, len(explanation.per_layer)))
     ]
     head = tag("thead", tag("tr", tag("th", "layer", scope="col"), *heads))
     return tag("table", head, tag("tbody", *rows), class_="ch-map")

@@ -144,7 +144,7 @@ def layers(explanation: Explanation) -> Figure:
             "…), without rows='all'"
         )
     full = largest(explanation, explanation.per_layer)
-    names = wording.layer_names(explanation)
+    names = wording.layer_names(explanation, len(explanation.per_layer))
     if explanation.units.grid is not None:
         return _layer_maps(explanation, full, names)
     count = len(explanation)
@@ -192,9 +192,8 @@ def heads(explanation: Explanation) -> Figure:
     figure, axes = _new(2.4 + 0.34 * across, 1.5 + 0.34 * count, explanation)
     full = float(weight.max(initial=0.0)) or 1.0
     image = _image(axes, weight, full)
-    names = wording.layer_names(explanation) if explanation.per_layer is not None else [str(i) for i in range(count)]
-    axes.set_yticks(range(count), names)
-    axes.set_xticks(range(across), [str(head) for head in range(across)])
+    axes.set_yticks(range(count), wording.layer_names(explanation, count))
+    axes.set_xticks(range(across), wording.head_names(explanation, across))
     axes.set_xlabel("head", color=_SOFT, fontsize=8)
     axes.set_ylabel("layer", color=_SOFT, fontsize=8)
     axes.tick_params(length=0)

@@ -1,21 +1,43 @@
 """One self-contained HTML file: no outside address, every token escaped, readable without a script and on paper."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from clearhead.comparison import Comparison
 from clearhead.errors import InputError
 from clearhead.explanation import Explanation
+from clearhead.files import whole
 from clearhead.show import cards, wording
 from clearhead.show.colours import DARK, every_level, hexed, ink, of_level
 from clearhead.show.layout import name
 from clearhead.show.markup import Markup, data, joined, script, style_sheet, tag
+
+
+def report(explanations: Any, path: str | Path, title: str | None = None) -> Path:
+    """Write several explanations onto one self-contained page.
+
+    explanations: a list of them, or whatever `explain` and `compare` returned, or a list of these
+    """
+    text = page(_every(explanations), title)
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def _every(given: Any) -> list[Explanation]:
+    """All explanations in what `explain` and `compare` return."""
+    if isinstance(given, Explanation):
+        return [given]
+    if isinstance(given, Comparison | Mapping):
+        return _every([given[key] for key in given])
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return [explanation for part in given for explanation in _every(part)]
+    raise InputError(f"expected explanations, but got a {type(given).__name__}")
 
 
 def page(explanations: Sequence[Explanation], title: str | None = None) -> str:
@@ -77,7 +99,7 @@ def section(group: Sequence[Explanation], titled: bool, machine: bool = True) ->
         tag("p", cut, class_="ch-warn", role="note") if cut else None,
         tag("div", *(cards.card(e, label) for label, e in named.items()), class_="ch-methods"),
         cards.agreement(Comparison(named)) if len(named) > 1 else None,
-        *(data(plain(e)) for e in group if machine),
+        *(data(e.to_dict(short=True)) for e in group if machine),
         class_="ch-input",
     )
 
@@ -107,18 +129,6 @@ def _title(explanations: Sequence[Explanation], inputs: int) -> str:
     if inputs == 1:
         return wording.heading(explanations[0]) if _one_target(explanations) else "Why?"
     return f"{inputs} inputs explained"
-
-
-def plain(explanation: Explanation) -> Any:
-    """The JSON form, with figures no longer than their precision: a float32 takes nine digits, not seventeen."""
-    arrays = {key: getattr(explanation, key) for key in ("scores", "matrix", "per_layer", "per_head")}
-    return explanation.to_dict() | {key: _short(part) for key, part in arrays.items() if part is not None}
-
-
-def _short(values: np.ndarray) -> Any:
-    if values.ndim > 1:
-        return [_short(part) for part in values]
-    return [float(str(value)) if np.isfinite(value) else None for value in values]
 
 
 def _head(title: str) -> Iterable[Markup]:

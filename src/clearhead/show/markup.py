@@ -24,11 +24,17 @@ def tag(element: str, *children: Part, **attributes: str | int | float | bool | 
 
     >>> tag("b", "1 < 2", title='say "hi"')
     '<b title="say &quot;hi&quot;">1 &lt; 2</b>'
+    >>> tag("input", min=0, disabled=False)
+    '<input min="0">'
     """
-    given = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
+    given = "".join(_attribute(key, value) for key, value in attributes.items() if _is_given(value))
     if element in _VOID:
         return Markup(f"<{element}{given}>")
     return Markup(f"<{element}{given}>{joined(*children)}</{element}>")
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False  # 0 equals False, and is a value
 
 
 def joined(*parts: Part) -> Markup:

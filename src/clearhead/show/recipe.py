@@ -13,7 +13,7 @@ _MERGED = {"word": "words", "sentence": "sentences"}
 def snippet(explanation: Explanation) -> str:
     """Python that gives this explanation again, as far as a file can know."""
     arguments = [_input(explanation), f"method={_method(explanation.provenance)}"]
-    arguments += [f"target={wanted}"] if (wanted := _target(explanation.target)) else []
+    arguments += [f"target={wanted}"] if (wanted := _target(explanation)) else []
     arguments += [f"{key}={value!r}" for key, value in _settings(explanation).items()]
     call = f"ex.explain({', '.join(arguments)})"
     if len(call) > 88:
@@ -28,15 +28,16 @@ def snippet(explanation: Explanation) -> str:
 def command(explanation: Explanation) -> str | None:
     """The same on the command line; None where that has no words for it."""
     target, units = explanation.target, explanation.units
-    nameable = target.get("kind") in ("predicted", "label") or "against" in target
+    nameable = target.get("kind") in ("predicted", "label", "masked word") or "against" in target
     from_numbers = not units.texts and units.grid is None
     if not nameable or "minus" in explanation.provenance or from_numbers or _from_objects(explanation):
         return None
     words = ["clearhead", "explain", "--model", str(explanation.provenance["model"]), "--method", explanation.method]
     words += ["--target", _name(target)] if target["kind"] != "predicted" else []
     words += ["--against", str(target["against"])] if "against" in target else []
+    words += ["--mask", str(target["mask"])] if "mask" in target else []
     words += ["--pair", units.texts[1]] if len(units.texts) > 1 else []
-    for key, value in _settings(explanation).items():
+    for key, value in {**_loading(explanation), **_settings(explanation)}.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
     words += [f"--{_MERGED[units.kind]}"] if units.kind in _MERGED else []
     # After "--" a text may begin with a dash.
@@ -48,17 +49,27 @@ def _settings(explanation: Explanation) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if explanation.target.get("scale") in ("probability", "log-odds"):
         settings["scale"] = explanation.target["scale"]
-    if explanation.certificate.get("truncated_tokens") and explanation.units.kind == "token":
-        settings["max_length"] = len(explanation)
+    settings |= explanation.provenance.get("reading") or {}
+    if explanation.per_head is not None:
+        settings["per"] = "head"
     if explanation.certificate.get("seed"):
         settings["seed"] = explanation.certificate["seed"]
+    return settings
+
+
+def _loading(explanation: Explanation) -> dict[str, Any]:
+    """How the model was loaded, where not as it is by default."""
+    settings = dict(explanation.provenance.get("loading") or {})
+    if explanation.certificate.get("dtype") not in (None, "float32"):
+        settings["dtype"] = explanation.certificate["dtype"]
     return settings
 
 
 def _load(explanation: Explanation) -> str:
     if _from_objects(explanation):
         return f"clearhead.load((model, processor))  # your {explanation.provenance.get('model_class', 'model')}"
-    return f"clearhead.load({str(explanation.provenance['model'])!r})"
+    given = "".join(f", {key}={value!r}" for key, value in _loading(explanation).items())
+    return f"clearhead.load({str(explanation.provenance['model'])!r}{given})"
 
 
 def _from_objects(explanation: Explanation) -> bool:
@@ -83,14 +94,19 @@ def _method(provenance: Any) -> str:
     return f"clearhead.Method({method!r}, {given})"
 
 
-def _target(target: Any) -> str | None:
+def _target(explanation: Explanation) -> str | None:
+    target = explanation.target
+    at_mask = f"mask={target['mask']}" if "mask" in target else ""
     if "against" in target:
-        return f"clearhead.Contrast({_name(target)!r}, {target['against']!r})"
+        contrast = f"{_name(target)!r}, {target['against']!r}"
+        return f"clearhead.Contrast({contrast}{f', {at_mask}' if at_mask else ''})"
     match target.get("kind"):
         case "label":
             return repr(target.get("name"))
         case "masked word":
-            return f"clearhead.MaskedWord({target.get('name')!r})"
+            return f"clearhead.MaskedWord({target.get('name')!r}, {at_mask})"
+        case "predicted" if at_mask:
+            return f"clearhead.MaskedWord({at_mask})"
         case "callable":
             return str(target.get("name"))
     return None

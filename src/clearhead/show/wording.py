@@ -91,11 +91,16 @@ def heading(explanation: Explanation) -> str:
 
 def target_line(explanation: Explanation) -> str:
     """Which number was explained: name, scale, value, and whether it is what the model predicted."""
-    target = explanation.target
+    target, measures = explanation.target, "value" in explanation.prediction
     scale, value = target.get("scale"), target.get("value")
+    scale = "output" if measures and scale == "logit" else scale
     said = f"{scale} of {name(str(target.get('name')))}" if scale else name(str(target.get("name")))
     said += f" = {number(float(value))}" if value is not None else ""
-    kind = _KINDS.get(str(target.get("kind")), str(target.get("kind") or ""))
+    kind = str(target.get("kind") or "")
+    kind = _MEASURES.get(kind, kind) if measures else kind
+    if target.get("mask") is not None:
+        return f"{said}, {_AT_MASK.get(kind, kind)} at mask {target['mask']}"
+    kind = _KINDS.get(kind, kind)
     return f"{said}, {kind}" if kind else said
 
 
@@ -106,16 +111,22 @@ _KINDS = {
     "masked word": "the masked word",
     "callable": "a function of the output",
 }
+#: The same where the classes are the words of a vocabulary.
+_AT_MASK = {"predicted": "the predicted word", "masked word": "the word asked for", "contrast": "a contrast of words"}
+#: The same for a model that measures instead of classifying.
+_MEASURES = {"predicted": "what the model measures", "label": "the measure asked for"}
 
 
 def predictions(explanation: Explanation) -> list[tuple[str, float | None, str]]:
-    """The labels with the largest probabilities: name, share, and the share as text."""
-    prediction = explanation.prediction
-    if "top" in prediction:
-        return [(name(str(row["label"])), row["probability"], percent(row["probability"])) for row in prediction["top"]]
-    if "value" in prediction:
-        return [(name(str(prediction.get("label"))), None, number(float(prediction["value"])))]
-    return []
+    """The labels with the largest probabilities: name, share, and the share as text.
+
+    A model that measures has no shares, only its outputs.
+    """
+    rows = []
+    for row in explanation.prediction.get("top") or ():
+        share = row.get("probability")
+        rows.append((name(str(row["label"])), share, number(row.get("logit")) if share is None else percent(share)))
+    return rows
 
 
 def truncation(explanation: Explanation) -> str | None:
@@ -174,13 +185,16 @@ def _said(value: Any) -> str:
     return number(value, 3) if isinstance(value, float) else name(str(value))
 
 
-def layer_names(explanation: Explanation) -> list[str]:
-    """Layers count from 0, or from the end where `layers=` did."""
-    assert explanation.per_layer is not None
-    count = len(explanation.per_layer)
-    options = explanation.provenance.get("options") or {}
-    start = (options.get("layers") or (0, None))[0] or 0
-    return [str(start + i).replace("-", "−") for i in range(count)]
+def layer_names(explanation: Explanation, count: int) -> list[str]:
+    """The layers that were read, as the model counts them."""
+    first, stop = explanation.provenance.get("layers") or (0, count)
+    return [str(layer) for layer in (range(first, stop) if stop - first == count else range(count))]
+
+
+def head_names(explanation: Explanation, count: int) -> list[str]:
+    """The heads that were read, as the model counts them."""
+    heads = explanation.provenance.get("heads") or ()
+    return [str(head) for head in (heads if len(heads) == count else range(count))]
 
 
 def layer_caption(explanation: Explanation) -> str:

@@ -16,7 +16,8 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.targets import MaskedWord, Target
 from clearhead.units import Units
 
-Readout = str
+#: A kind of read-out ("first", "mean" …), or the number of the row that is read.
+Readout = str | int
 
 
 @dataclass
@@ -72,6 +73,9 @@ class Subject(ABC):
     #: Endings of the class names of models that this subject stands for.
     endings: ClassVar[tuple[str, ...]] = ()
 
+    #: Whether the labels are words at a masked position.
+    masked: ClassVar[bool] = False
+
     labels: dict[int, str] = field(init=False)
     multi_label: bool = field(init=False)
 
@@ -82,7 +86,7 @@ class Subject(ABC):
             raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
         self.labels = {int(index): name for index, name in (getattr(config, "id2label", None) or {}).items()}
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
-        self.readout = self.readout or self.default_readout()
+        self.readout = self.default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
 
     @abstractmethod
@@ -157,7 +161,7 @@ def read_rows(readout: Readout | None, units: Units) -> dict[int, float]:
 
     >>> from clearhead.units import patches
     >>> read_rows("first + patches", patches((1, 2), before=["[CLS]"]))
-    {0: 1.0, 1: 0.5, 2: 0.5}
+    {0: 0.5, 1: 0.25, 2: 0.25}
     """
     inside = [i for i, special in enumerate(units.special) if not special]
     mean = {i: 1 / len(inside) for i in inside}
@@ -168,10 +172,12 @@ def read_rows(readout: Readout | None, units: Units) -> dict[int, float]:
         "last": {len(units) - 1: 1.0},
         "mean": every,
         "patches": mean,
-        "first + patches": {0: 1.0, **mean},
+        "first + patches": {0: 0.5, **{i: weight / 2 for i, weight in mean.items()}},
     }
     if readout is None:
         raise Refusal("no row of this model's attention speaks for the target")
+    if isinstance(readout, int):
+        return {readout % len(units): 1.0}
     if readout not in kinds:
         raise unknown("readout", readout, kinds)
     return kinds[readout]

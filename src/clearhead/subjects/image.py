@@ -69,6 +69,14 @@ class ImageSubject(Subject):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if hasattr(self.processor, "convert_ids_to_tokens"):
+            given, name = type(self.processor).__name__, type(self.model).__name__
+            raise InputError(f"{name} takes pictures, but came with a tokenizer ({given}): give its image processor")
+        if hasattr(self.model.config, "vision_config") and not hasattr(self.model.config, "patch_size"):
+            raise Refusal(
+                f"{type(self.model).__name__} is half of a dual encoder, and its sizes are in config.vision_config: "
+                "clearhead does not explain dual encoders yet"
+            )
         size = getattr(self.model.config, "image_size", None)
         if self.kind.startswith("dinov2") and size is not None and len(set(_pair(size))) > 1:
             raise Refusal(

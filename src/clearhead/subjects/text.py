@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -49,14 +50,19 @@ class TextSubject(Subject):
             raise Refusal(
                 f"{name} attends in sparse blocks: set config.attention_type = 'original_full' and load it anew"
             )
+        if self.processor is not None and not hasattr(self.processor, "convert_ids_to_tokens"):
+            given = type(self.processor).__name__
+            raise InputError(f"{name} takes texts, but came with a {given}, which is no tokenizer: give its tokenizer")
         # Truncation and padding are settings of a tokenizer object: work on a copy, the user's stays as it is.
         self.processor = copy.deepcopy(self.processor)
         self.truncation_side = getattr(self.processor, "truncation_side", "right")
-        self.lock = threading.Lock()  # for those settings
+        self.lock = threading.RLock()  # for those settings, which every call of the tokenizer reads or sets
         # Where the two differ the model's own padding counts: it numbers positions and finds the last token by it.
         own = getattr(config, "pad_token_id", None)
         self.pads = {own, self._token_id("pad")} - {None}
         self.pad = own if own is not None else self._token_id("pad") or 0
+        # Tokens that frame a text; the mask and unknown words are part of it.
+        self.outside = {self._token_id(kind) for kind in ("pad", "cls", "sep", "bos", "eos")} - {None}
 
     def default_readout(self) -> Readout | None:
         config, names = self.model.config, class_names(self.model)
@@ -98,13 +104,12 @@ class TextSubject(Subject):
     def _tokenized(self, texts: tuple[str, ...], how: How) -> Sample:
         if how.tokens is not None:
             raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
-        with self.lock:
-            encoding, dropped = self._truncated(texts, how)
+        encoding, dropped = self._truncated(texts, how)
         # Offsets and flags describe units; they are no business of the model's.
         offsets, flags = encoding.pop("offset_mapping", None), encoding.pop("special_tokens_mask")
         ids = encoding["input_ids"]
-        names = self.processor.convert_ids_to_tokens(ids)
-        special = tuple(bool(flag) or one in self._outside for flag, one in zip(flags, ids, strict=True))
+        names = self._ask("convert_ids_to_tokens", ids)
+        special = tuple(bool(flag) or one in self.outside for flag, one in zip(flags, ids, strict=True))
         if all(special):
             why = f"max_length={how.max_length} leaves no room for it" if dropped else "its tokenizer drops it all"
             raise InputError(f"no token of the text reaches the model ({why}): there is nothing to explain")
@@ -129,10 +134,11 @@ class TextSubject(Subject):
 
     def _truncated(self, texts: tuple[str, ...], how: How) -> tuple[Any, int]:
         """The encoded text, and how many tokens of it were cut off."""
-        if how.max_length is not None and (type(how.max_length) is not int or how.max_length < 1):
+        most = self.longest if how.max_length is None else how.max_length
+        if not isinstance(most, Integral) or isinstance(most, bool) or most < 1:
             raise InputError(f"max_length={how.max_length!r} is not possible: give a number of tokens")
         full = self._encode(texts)
-        length, limit = len(full["input_ids"]), min(how.max_length or self.longest, self.longest)
+        length, limit = len(full["input_ids"]), min(int(most), self.longest)
         if length <= limit:
             return full, 0
         if not how.truncation:
@@ -141,12 +147,19 @@ class TextSubject(Subject):
             )
         if limit <= sum(full["special_tokens_mask"]):
             raise InputError(f"max_length={limit} leaves no room beside the special tokens: give more")
-        self.processor.truncation_side = how.truncation_side or self.truncation_side
-        encoding = self._encode(texts, truncation=True, max_length=limit)
+        with self.lock:
+            self.processor.truncation_side = how.truncation_side or self.truncation_side
+            encoding = self._encode(texts, truncation=True, max_length=limit)
         return encoding, length - len(encoding["input_ids"])
 
+    def _ask(self, verb: str, *given: Any, **how: Any) -> Any:
+        """Every call of the tokenizer goes through here: one thread must not undo another's truncation."""
+        with self.lock:
+            return getattr(self.processor, verb)(*given, **how)
+
     def _encode(self, texts: tuple[str, ...], **how: Any) -> Any:
-        return self.processor(
+        return self._ask(
+            "__call__",
             *texts,
             return_special_tokens_mask=True,
             return_offsets_mapping=bool(self.processor.is_fast),
@@ -163,7 +176,7 @@ class TextSubject(Subject):
             return None
         segments, offsets = [0] * len(names), [(0, 0)] * len(names)
         for segment, (run, text) in enumerate(zip(runs, texts, strict=True)):
-            pieces = [self.processor.convert_tokens_to_string([names[i]]) for i in run]
+            pieces = [self._ask("convert_tokens_to_string", [names[i]]) for i in run]
             found = located([piece.removeprefix("##") for piece in pieces], text)
             if found is None:
                 return None
@@ -212,8 +225,8 @@ class TextSubject(Subject):
         if key != "input_ids" or self.processor is None:
             return numbered(length, self.stream, names, hidden)
         ids = part["input_ids"].tolist()
-        special = [one in self._outside or out for one, out in zip(ids, hidden, strict=True)]
-        units = numbered(length, self.stream, names or self.processor.convert_ids_to_tokens(ids), special)
+        special = [one in self.outside or out for one, out in zip(ids, hidden, strict=True)]
+        units = numbered(length, self.stream, names or self._ask("convert_ids_to_tokens", ids), special)
         return units if names is not None else self._with_texts(units, ids)
 
     def _with_texts(self, units: Units, ids: list[int]) -> Units:
@@ -222,8 +235,9 @@ class TextSubject(Subject):
             return units
         texts, segments, offsets = [], [0] * len(ids), [(0, 0)] * len(ids)
         for segment, run in enumerate(_runs(units.special)):
-            texts.append(self.processor.decode([ids[i] for i in run]))
-            again = self.processor(texts[-1], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            texts.append(self._ask("decode", [ids[i] for i in run]))
+            how = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+            again = self._ask("__call__", texts[-1], **how)
             if again["input_ids"] != [ids[i] for i in run]:
                 return units
             for i, (start, stop) in zip(run, again["offset_mapping"], strict=True):
@@ -277,11 +291,6 @@ class TextSubject(Subject):
     def _token_id(self, kind: str) -> int | None:
         from_processor = getattr(self.processor, f"{kind}_token_id", None)
         return from_processor if from_processor is not None else getattr(self.model.config, f"{kind}_token_id", None)
-
-    @property
-    def _outside(self) -> set[int | None]:
-        """Tokens that frame a text; the mask and unknown words are part of it."""
-        return {self._token_id(kind) for kind in ("pad", "cls", "sep", "bos", "eos")} - {None}
 
     @property
     def longest(self) -> int:
@@ -371,6 +380,7 @@ class MaskedLanguageModel(TextSubject):
     """The word at a masked position; the position is found, not assumed."""
 
     endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
+    masked = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -434,18 +444,19 @@ class MaskedLanguageModel(TextSubject):
             return label
         if self.processor is None:
             raise InputError("words need the tokenizer: load it together with the model, or give the word's id")
-        tries = [self.processor.encode(text, add_special_tokens=False) for text in (" " + label, label)]
+        tries = [self._ask("encode", text, add_special_tokens=False) for text in (" " + label, label)]
         for ids in tries:
             if len(ids) == 1 and ids[0] != getattr(self.processor, "unk_token_id", None):
                 return int(ids[0])
-        if label in self.processor.get_vocab():  # a piece by its own name, such as ##ing
-            return int(self.processor.get_vocab()[label])
-        pieces = self.processor.convert_ids_to_tokens(tries[-1])
+        vocabulary = self._ask("get_vocab")
+        if label in vocabulary:  # a piece by its own name, such as ##ing
+            return int(vocabulary[label])
+        pieces = self._ask("convert_ids_to_tokens", tries[-1])
         raise InputError(f"{label!r} is not one word of the vocabulary (pieces: {', '.join(pieces)}): choose another")
 
     def label_name(self, index: int) -> str:
         if self.processor is None:
             return str(index)
-        word = self.processor.decode([index]).strip()
+        word = self._ask("decode", [index]).strip()
         # Half a character, or white space alone, is better shown as the piece it is.
-        return word if word and "\ufffd" not in word else str(self.processor.convert_ids_to_tokens(index))
+        return word if word and "\ufffd" not in word else str(self._ask("convert_ids_to_tokens", index))
