@@ -2,9 +2,10 @@
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -42,8 +43,7 @@ class Explainer:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.recorder = Recorder(subject.model)
-        # Whether the rows that are read were seen to reach the target: for classes, and for each function given.
-        self._readouts: dict[int, tuple[Any, bool]] = {}
+        self._classes_checked = False
 
     def __repr__(self) -> str:
         return f"Explainer({self.subject.name!r}, {type(self.subject).__name__})"
@@ -100,9 +100,10 @@ class Explainer:
         targets = _targets(target, scale, len(samples))
         results: list[list[Explanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
+        request = _Request(methods, how, per)
         for places in _followed(batches, progress):
             plan = Plan(self.subject, [samples[i] for i in places], [targets[i] for i in places], seed)
-            for i, explanations in zip(places, self._batch(plan, methods, how, per), strict=True):
+            for i, explanations in zip(places, self._batch(plan, request), strict=True):
                 results[i] = explanations
         by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
         shaped = [explanations[0] if single else explanations for explanations in by_method]
@@ -221,20 +222,25 @@ class Explainer:
             )
         return bool(used)
 
-    def _readout_checked(self, target: Target) -> bool:
-        return self._readouts.get(id(target.custom), (None, False))[1]
+    def _check_readouts(self, plan: Plan, request: "_Request") -> None:
+        """Once for classes, which all read the same rows; once a call for each function that is given."""
+        for sample, target in zip(plan.samples, plan.targets, strict=True):
+            if target.custom is None:
+                if not self._classes_checked:
+                    self._classes_checked = self._check_readout(sample, target)
+                request.checked[id(None)] = self._classes_checked
+            elif id(target.custom) not in request.checked:
+                request.checked[id(target.custom)] = self._check_readout(sample, target)
 
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(self, plan: Plan, methods: list[Method], how: How, per: str | None) -> list[list[Explanation]]:
+    def _batch(self, plan: Plan, request: "_Request") -> list[list[Explanation]]:
         """All methods on one batch, in one pass."""
-        tested = self._test(plan.samples)
+        tested, methods = self._test(plan.samples), request.methods
         for method in methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
         if any("rows" in method.declaration.has or method.option("weights") == "row" for method in methods):
-            for sample, target in zip(plan.samples, plan.targets, strict=True):
-                if id(target.custom) not in self._readouts:
-                    self._readouts[id(target.custom)] = (target.custom, self._check_readout(sample, target))
+            self._check_readouts(plan, request)
         folds = [fold_for(method, plan, tested.calls) for method in methods]
         asks: Asks = frozenset().union(*(method.declaration.asks for method in methods))
         ranges = [fold.frame.layers for fold in folds if fold.declaration.asks & ALONG_UNITS]
@@ -252,18 +258,16 @@ class Explainer:
         )
         tape = plan.arranged(tape)
         parts = [_checked(fold.finish(tape), fold) for fold in folds]
-        reading = {"max_length": how.max_length, "truncation_side": how.truncation_side}
-        reading = {name: value for name, value in reading.items() if value is not None}
         return [
             [
-                self._explanation(plan, i, method, fold, part, reading, per)
+                self._explanation(plan, i, method, fold, part, request)
                 for method, fold, part in zip(methods, folds, parts, strict=True)
             ]
             for i in range(len(plan.samples))
         ]
 
     def _explanation(
-        self, plan: Plan, i: int, method: Method, fold: Fold, part: Scores, reading: dict[str, Any], per: str | None
+        self, plan: Plan, i: int, method: Method, fold: Fold, part: Scores, request: "_Request"
     ) -> Explanation:
         sample, target, declaration = plan.samples[i], plan.targets[i], method.declaration
         length = len(sample.units)
@@ -274,13 +278,13 @@ class Explainer:
             row = (plan.readout[i, :, :length].to(matrix.dtype) @ matrix)[0]
 
         def cut(values: Tensor | None) -> Any:
-            return None if values is None else values[i][..., :length].cpu().numpy()
+            return None if values is None else _array(values[i][..., :length])
 
         tested, own = self.recorder.tested, self.subject.default_readout()
         assert tested is not None
         return Explanation(
             units=sample.units,
-            scores=row.cpu().numpy(),
+            scores=_array(row),
             method=str(method),
             target=target.description(logits, self.subject, float(plan.values[i]), masks=len(sample.masks)),
             prediction=_prediction(logits, self.subject),
@@ -289,7 +293,7 @@ class Explainer:
                 "rebuild_error": tested.rebuild_error,
                 "recorder": tested.path,
                 "readout": self.subject.readout,
-                "readout_checked": self._readout_checked(target),
+                "readout_checked": request.checked.get(id(target.custom), False),
                 "dtype": str(self.subject.dtype).removeprefix("torch."),
                 "device": str(self.subject.device),
                 "seed": plan.seed,
@@ -303,7 +307,7 @@ class Explainer:
                 "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
                 "layers": [fold.frame.layers.start, fold.frame.layers.stop] if "layers" in declaration.has else None,
                 "heads": fold.heads,
-                "reading": reading,
+                "reading": request.reading,
                 "loading": {} if self.subject.readout == own else {"readout": self.subject.readout},
                 "citation": declaration.citation,
                 "signed": declaration.signed,
@@ -313,11 +317,32 @@ class Explainer:
                 "parts": declaration.parts,
             },
             base_value=None if part.base_value is None else float(part.base_value[i]),
-            matrix=None if matrix is None else matrix.cpu().numpy(),
+            matrix=None if matrix is None else _array(matrix),
             per_layer=cut(part.per_layer),
-            per_head=cut(part.per_head) if per == "head" else None,
+            per_head=cut(part.per_head) if request.per == "head" else None,
             picture=sample.picture,
         )
+
+
+@dataclass
+class _Request:
+    """What one call of `explain` asks of every batch."""
+
+    methods: list[Method]
+    how: How
+    per: str | None
+    #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
+    checked: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        given = {"max_length": self.how.max_length, "truncation_side": self.how.truncation_side}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A copy: a view would keep the whole batch alive."""
+    return tensor.cpu().numpy().copy()
 
 
 def _check_per(per: str | None, methods: Sequence[Method]) -> None:
