@@ -1,0 +1,58 @@
+"""Long and strange use: nothing grows, nothing breaks but with a clear message. Slow: `make test-slow`."""
+
+import gc
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import clearhead
+from clearhead.methods import REGISTRY
+from tests.models import explainer
+
+EVERY = sorted(REGISTRY)
+
+
+def resident() -> float:
+    """MiB of resident memory."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_thousand_explanations_leave_nothing_behind() -> None:
+    ex = explainer("bert/classify")
+
+    def some(count: int) -> None:
+        for turn in range(count):
+            text = "I like the movie " * (1 + turn % 5)
+            ex.explain([text, text[:9]], EVERY, target=lambda output, turn=turn: output.logits[:, turn % 3])
+
+    some(100)
+    gc.collect()
+    before = resident()
+    some(500)
+    gc.collect()
+    assert resident() - before < 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", ["bert/classify", "roberta/classify", "albert/mask"])
+def test_any_text_is_explained_or_refused_clearly(subject: str) -> None:
+    ex = explainer(subject)
+    mask = ex.subject.processor.mask_token if subject.endswith("mask") else ""
+
+    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.text(max_size=300))
+    def try_text(text: str) -> None:
+        try:
+            e = ex.explain(f"{text} {mask}" if mask else text)
+        except clearhead.InputError:
+            return  # nothing but white space, say; what the messages say is tested where they are made
+        assert len(e) == len(e.scores) and e.words().scores.sum() == pytest.approx(e.scores.sum())
+        assert clearhead.from_dict(e.to_dict()) == e
+        assert "<script>alert" not in e.html()
+
+    try_text()
