@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -80,6 +81,23 @@ def tokenizer(kind: str) -> Any:
     )
 
 
+def on_interface(name: str) -> bool:
+    """Whether this transformers sends the architecture's attention through its attention interface."""
+    return hasattr(import_module(f"transformers.models.{name}.modeling_{name}"), "ALL_ATTENTION_FUNCTIONS")
+
+
+#: What transformers 5.0 itself could not do yet; later versions can.
+NOT_YET = {
+    name: reason
+    for name, reason in {
+        "beit": "this transformers' BEiT cannot be switched to eager attention once it is built",
+        "modernbert": "this transformers' ModernBERT gives NaN to padded batches in float64",
+        "t5": "this transformers' T5 does not use the attention interface",
+        "swin": "this transformers' Swin does not say what each of its layers attends to",
+    }.items()
+    if not on_interface(name)
+}
+
 _TEXT = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -152,15 +170,15 @@ def image_model(name: str, dtype: torch.dtype = torch.float64, **more: Any) -> A
             settings.pop(gone)
     config = getattr(transformers, config_cls)(**settings)
     high, wide = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-    processor = transformers.ViTImageProcessorPil(size={"height": high, "width": wide})
+    processor = transformers.ViTImageProcessor(size={"height": high, "width": wide})
     return _fresh(getattr(transformers, cls), config, dtype), processor
 
 
 #: Every subject that the laws run over.
 SUBJECTS = (
-    *(f"{name}/classify" for name in TEXT),
-    *(f"{name}/mask" for name in TEXT),
-    *(f"{name}/image" for name in IMAGE),
+    *(f"{name}/classify" for name in TEXT if name not in NOT_YET),
+    *(f"{name}/mask" for name in TEXT if name not in NOT_YET),
+    *(f"{name}/image" for name in IMAGE if name not in NOT_YET),
 )
 
 

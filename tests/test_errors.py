@@ -107,7 +107,7 @@ def test_pictures_that_are_none(tmp_path: Path) -> None:
 
 
 def _without_attention() -> list[Any]:
-    picture = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    picture = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     resnet = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
     convnext = transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, image_size=32)
     fnet = transformers.FNetConfig(vocab_size=200, hidden_size=16, num_hidden_layers=2, intermediate_size=16)

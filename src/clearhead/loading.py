@@ -88,6 +88,8 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
                 f"{name!r} brings code of its own (auto_map in its config.json), which clearhead never runs: if you "
                 "trust it, load it with transformers yourself and give (model, processor)"
             )
+        if not told.get("model_type"):
+            raise ValueError("it has no config.json that names a kind of model.")
         config = transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
     except _PROBLEMS as problem:
         if (Path(place) / "adapter_config.json").is_file():

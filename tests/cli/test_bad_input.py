@@ -91,7 +91,7 @@ def test_pictures_that_are_none(refused: Refused, vit: Path, bert: Path, empty: 
 def test_models_that_cannot_be_explained(refused: Refused, bert: Path, empty: Path) -> None:
     config = transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, image_size=32)
     transformers.ConvNextForImageClassification(config).save_pretrained(empty / "convnext")
-    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(empty / "convnext")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(empty / "convnext")
     Image.new("RGB", (32, 32)).save(empty / "black.png")
     assert "without attention" in refused("explain", "black.png", "-m", "convnext", code=1)
 

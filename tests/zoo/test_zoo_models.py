@@ -24,7 +24,7 @@ LECTURE_SENTENCES = {
     "This is so boring": "NEGATIVE",
     "You look extremely confused": "NEGATIVE",
 }
-LARGEST = {"sentiment": 30e6, "pets": 20e6}
+LARGEST = {"logic": 1e6, "pets": 20e6, "sentiment": 30e6}
 
 
 def data_file(name: str) -> Path:

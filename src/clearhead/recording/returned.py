@@ -11,7 +11,7 @@ from torch import nn
 from clearhead.errors import Refusal
 from clearhead.recording.blocks import Watch, blocks_of
 from clearhead.recording.interface import Captured
-from clearhead.recording.scope import hooks, same_attributes
+from clearhead.recording.scope import attention_implementation, hooks, same_attributes
 
 
 class Returned:
@@ -34,7 +34,7 @@ class Returned:
 def capture(model: nn.Module, layers: bool = False) -> Iterator[Returned]:
     """Give the model `output_attentions=True` inside the `with`, then ask `.calls(output)`."""
     holding = attention_layers(model)
-    with same_attributes(model):
+    with same_attributes(model), attention_implementation(model, "eager"):
         watch = Watch([layer for _, layer in holding] if layers else ())
         with hooks(watch.handles):
             yield Returned(holding, watch)

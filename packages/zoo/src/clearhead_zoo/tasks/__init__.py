@@ -1,0 +1,89 @@
+"""Tasks whose reasons are known: each generator gives, with every text, the pieces of it that decide the label.
+
+Pure Python and numpy. Every example is a function of (seed, split), and the streams of two splits never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Example", "generator", "replaced", "spaced"]
+
+SPLITS = ("train", "held-out")
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A text in pieces (words, or letters), its label, and which pieces decide it.
+
+    witnesses: every smallest set of positions that decides the label on its own; a single empty set where the label
+        holds whatever is kept, because nothing in the text speaks against it
+    question: positions that say what is asked (a queried key, the name of a rule): always needed, never evidence
+    """
+
+    id: str
+    text: str
+    spans: tuple[Span, ...]
+    label: str
+    witnesses: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.text[start:end] for start, end in self.spans)
+
+    @property
+    def evidence(self) -> tuple[int, ...]:
+        """Positions that belong to some witness, in order."""
+        return tuple(sorted({position for witness in self.witnesses for position in witness}))
+
+    @property
+    def evidence_spans(self) -> tuple[Span, ...]:
+        """The same in characters of the text."""
+        return tuple(self.spans[position] for position in self.evidence)
+
+    def control(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """As many other positions as there are in the evidence (fewer, if the text has no more), drawn at random."""
+        taken = {*self.evidence, *self.question}
+        free = [position for position in range(len(self.spans)) if position not in taken]
+        count = min(len(free), len(self.evidence))
+        return tuple(sorted(int(position) for position in rng.permutation(free)[:count]))
+
+
+def generator(seed: int, split: str, step: int = 0) -> np.random.Generator:
+    """The random numbers of one split; training asks for those of a step, so that a resumed run sees what comes next.
+
+    >>> [int(generator(0, split).integers(1000)) for split in SPLITS]
+    [850, 522]
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r} is not known; there are: {', '.join(SPLITS)}")
+    return np.random.default_rng([seed, SPLITS.index(split), step])
+
+
+def spaced(words: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
+    """Words as one text, and where each of them stands in it.
+
+    >>> spaced(["k7", "v12"])
+    ('k7 v12', ((0, 2), (3, 6)))
+    """
+    spans, start = [], 0
+    for word in words:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(words), tuple(spans)
+
+
+def replaced(text: str, spans: Iterable[Span], by: str) -> str:
+    """The text with each of the spans replaced.
+
+    >>> replaced("k7 v12", [(3, 6)], "[MASK]")
+    'k7 [MASK]'
+    """
+    for start, end in sorted(spans, reverse=True):
+        text = text[:start] + by + text[end:]
+    return text

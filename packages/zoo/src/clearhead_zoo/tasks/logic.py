@@ -1,0 +1,205 @@
+"""Nested rules over marked words: the first word names a rule, the rest of the text satisfies it or does not.
+
+Rules look only at which marked words occur; order, repetition and all other words are distraction. A set of positions
+is *sufficient* if keeping them keeps the label, whichever of the other words are dropped; `witnesses` are all the
+smallest such sets. So a label that nothing in the text supports ("at least two of …" and there is one) has the empty
+set as its only witness: its reason is an absence. `evident=True` leaves such texts out.
+
+>>> sorted(RULES)
+['both', 'most', 'nested', 'pair', 'unless', 'veto']
+>>> print(said(RULES["nested"]))
+at least 2 of (amber, (birch or coral), (delta and not ember))
+>>> label_of("nested garden amber delta coral".split())
+'YES'
+>>> witnesses("nested garden amber delta coral".split())
+((2, 3), (2, 4), (3, 4))
+>>> witnesses("nested garden amber delta ember".split())
+((4,),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from typing import TypeAlias
+
+import numpy as np
+
+from clearhead_zoo.tasks import Example, generator, spaced
+
+
+@dataclass(frozen=True)
+class Not:
+    part: Rule
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """True where at least `count` of the parts are: 1 is "or", all is "and"."""
+
+    count: int
+    parts: tuple[Rule, ...]
+
+
+Rule: TypeAlias = "str | Not | AtLeast"
+Words: TypeAlias = frozenset[str]
+
+
+def either(*parts: Rule) -> AtLeast:
+    return AtLeast(1, parts)
+
+
+def every(*parts: Rule) -> AtLeast:
+    return AtLeast(len(parts), parts)
+
+
+LABELS = ("NO", "YES")
+MARKED = ("amber", "birch", "coral", "delta", "ember", "flint", "grove", "heron")
+RULES: dict[str, Rule] = {
+    "pair": AtLeast(2, ("amber", "birch", "coral", "delta")),
+    "both": either(every("coral", "ember"), every("flint", "grove")),
+    "most": every(AtLeast(3, ("birch", "delta", "ember", "grove", "heron")), Not("flint")),
+    "unless": every(either("amber", "heron"), Not("delta")),
+    "veto": either(Not(either("birch", "grove")), every("coral", "heron")),
+    "nested": AtLeast(2, ("amber", either("birch", "coral"), every("delta", Not("ember")))),
+}
+_COMMON = (
+    "above after again almost apple arrow autumn basket before below bottle bread bridge bright brown button "
+    "candle carpet chair cheese circle clock cloud coffee cold corner cotton cousin dinner doctor early engine "
+    "evening farmer father feather finger floor flower forest friend garden gentle glass green hammer harbor "
+    "honest house island jacket kitchen ladder lemon letter little market meadow middle mirror monday morning "
+    "mother mountain never number office orange paper pencil pepper pillow planet pocket quiet rabbit river "
+    "round school seven shadow silver simple sister slow small spring square station stone street summer table "
+    "teacher three ticket tunnel under valley velvet village wagon water weather white window winter wooden "
+    "yellow"
+)
+DISTRACTORS = tuple(_COMMON.split())
+PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MOST_REPEATS, MOST_EXTRA = 2, 12
+
+
+def vocabulary() -> list[str]:
+    """Every word, at its number."""
+    return [*SPECIAL, *RULES, *MARKED, *DISTRACTORS]
+
+
+def holds(rule: Rule, present: Words) -> bool:
+    match rule:
+        case str():
+            return rule in present
+        case Not():
+            return not holds(rule.part, present)
+        case AtLeast():
+            return sum(holds(part, present) for part in rule.parts) >= rule.count
+
+
+def said(rule: Rule, inner: bool = False) -> str:
+    """The rule in words.
+
+    >>> said(RULES["unless"])
+    '(amber or heron) and not delta'
+    """
+    match rule:
+        case str():
+            return rule
+        case Not():
+            return f"not {said(rule.part, True)}"
+        case AtLeast():
+            parts = [said(part, True) for part in rule.parts]
+            if rule.count == 1 or rule.count == len(parts):
+                joined = (" or " if rule.count == 1 else " and ").join(parts)
+                return f"({joined})" if inner else joined
+            return f"at least {rule.count} of ({', '.join(parts)})"
+
+
+def label_of(words: Sequence[str]) -> str:
+    """What the named rule says about the other words. Masked words count as absent.
+
+    >>> label_of(["pair", "amber", "coral"]), label_of(["pair", "amber", "[MASK]"])
+    ('YES', 'NO')
+    """
+    return LABELS[holds(_rule(words[0]), frozenset(words[1:]))]
+
+
+def witnesses(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """All minimal sufficient sets of positions, the smallest first."""
+    places = {word: [place for place, other in enumerate(words) if place and other == word] for word in words[1:]}
+    sets = minimal_sets(words[0], frozenset(words[1:]) & frozenset(MARKED))
+    # any occurrence of a repeated word serves, so each choice is a witness of its own
+    found = [tuple(sorted(choice)) for kept in sets for choice in product(*(places[word] for word in sorted(kept)))]
+    return tuple(sorted(found, key=lambda positions: (len(positions), positions)))
+
+
+@cache
+def minimal_sets(name: str, present: Words) -> tuple[Words, ...]:
+    """All minimal sets of words that fix the rule's label, whichever of the other present words are dropped."""
+    rule = _rule(name)
+    label = holds(rule, present)
+    sufficient: set[Words] = set()
+    for size in range(len(present), -1, -1):
+        for kept in map(frozenset, combinations(sorted(present), size)):
+            # by induction: the label holds for the set itself and whatever one more word leads to is sufficient
+            if holds(rule, kept) == label and all(kept | {word} in sufficient for word in present - kept):
+                sufficient.add(kept)
+    return tuple(kept for kept in sufficient if not any(kept - {word} in sufficient for word in kept))
+
+
+@cache
+def marked_sets(name: str, label: str, evident: bool) -> tuple[tuple[str, ...], ...]:
+    """Every choice of marked words for which the rule gives this label (and, if evident, some word is its reason)."""
+    choices = [kept for size in range(len(MARKED) + 1) for kept in combinations(MARKED, size)]
+    return tuple(
+        kept
+        for kept in choices
+        if label_of([name, *kept]) == label and not (evident and frozenset() in minimal_sets(name, frozenset(kept)))
+    )
+
+
+def draw(rng: np.random.Generator, name: str, label: str, evident: bool = False) -> list[str]:
+    """Words of a text: the rule's name, then marked words and at least as many distractors in random order."""
+    choices = marked_sets(name, label, evident)
+    marked = list(choices[rng.integers(len(choices))])
+    repeated = (
+        [marked[place] for place in rng.integers(len(marked), size=rng.integers(MOST_REPEATS + 1))] if marked else []
+    )
+    marked += repeated
+    others = rng.integers(len(DISTRACTORS), size=max(len(marked), 4) + rng.integers(MOST_EXTRA + 1))
+    words = marked + [DISTRACTORS[place] for place in others]
+    return [name, *(words[place] for place in rng.permutation(len(words)))]
+
+
+def texts(rng: np.random.Generator, evident: bool = False) -> Iterator[list[str]]:
+    """Endless texts, rules and labels in turn: any stretch of twelve is balanced.
+
+    A rule without "not" has no evident NO, so evident texts come in stretches of ten: six YES, four NO.
+    """
+    kinds = [(name, label) for name in RULES for label in LABELS if marked_sets(name, label, evident)]
+    while True:
+        for name, label in kinds:
+            yield draw(rng, name, label, evident)
+
+
+def examples(count: int, seed: int, split: str = "held-out", evident: bool = False) -> list[Example]:
+    """Texts with label and witnesses; evident: only those whose label has a reason in the text."""
+    made = []
+    for number, words in zip(range(count), texts(generator(seed, split), evident), strict=False):
+        text, spans = spaced(words)
+        made.append(
+            Example(
+                id=f"logic-{split}-{seed}-{number}",
+                text=text,
+                spans=spans,
+                label=label_of(words),
+                witnesses=witnesses(words),
+                question=(0,),
+            )
+        )
+    return made
+
+
+def _rule(name: str) -> Rule:
+    if name not in RULES:
+        raise ValueError(f"{name!r} is not a rule; the first word is one of: {', '.join(RULES)}")
+    return RULES[name]

