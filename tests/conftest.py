@@ -18,12 +18,3 @@ import torch
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     torch.manual_seed(0)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from tests.models import NOT_YET
-
-    for name, reason in NOT_YET.items():
-        for item in items:
-            if name in item.name.lower():
-                item.add_marker(pytest.mark.skip(reason=reason))
