@@ -1,29 +1,25 @@
 """The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
 
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-import clearhead
 from clearhead.errors import InputError, Refusal
 from clearhead.explanation import Explanation
 from clearhead.methods.base import REGISTRY, Fold, Method, Scores
 from clearhead.plan import Plan, fold_for
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import Asks, Call, Tape
+from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call, Tape, check_asks
+from clearhead.results import Request, explanation_of
 from clearhead.subjects.base import How, Sample, Subject
-from clearhead.targets import Target, TargetLike, make_target, probabilities
+from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
 #: Asks whose tensors lie along the units, so that they must have the units' length.
-ALONG_UNITS: Asks = frozenset({"attention", "attention_gradient", "block_input", "block_input_gradient"})
+ALONG_UNITS: Asks = check_asks(f"{name}_gradient" for name in DIFFERENTIABLE)
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Explainer:
         targets = _targets(target, scale, len(samples))
         results: list[list[Explanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
-        request = _Request(methods, how, per)
+        request = Request(methods, how, per)
         for places in _followed(batches, progress):
             plan = Plan(self.subject, [samples[i] for i in places], [targets[i] for i in places], seed)
             for i, explanations in zip(places, self._batch(plan, request), strict=True):
@@ -222,7 +218,7 @@ class Explainer:
             )
         return bool(used)
 
-    def _check_readouts(self, plan: Plan, request: "_Request") -> None:
+    def _check_readouts(self, plan: Plan, request: Request) -> None:
         """Once for classes, which all read the same rows; once a call for each function that is given."""
         for sample, target in zip(plan.samples, plan.targets, strict=True):
             if target.custom is None:
@@ -233,7 +229,7 @@ class Explainer:
                 request.checked[id(target.custom)] = self._check_readout(sample, target)
 
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(self, plan: Plan, request: "_Request") -> list[list[Explanation]]:
+    def _batch(self, plan: Plan, request: Request) -> list[list[Explanation]]:
         """All methods on one batch, in one pass."""
         tested, methods = self._test(plan.samples), request.methods
         for method in methods:
@@ -260,89 +256,11 @@ class Explainer:
         parts = [_checked(fold.finish(tape), fold) for fold in folds]
         return [
             [
-                self._explanation(plan, i, method, fold, part, request)
+                explanation_of(plan, i, method, fold, part, request, tested)
                 for method, fold, part in zip(methods, folds, parts, strict=True)
             ]
             for i in range(len(plan.samples))
         ]
-
-    def _explanation(
-        self, plan: Plan, i: int, method: Method, fold: Fold, part: Scores, request: "_Request"
-    ) -> Explanation:
-        sample, target, declaration = plan.samples[i], plan.targets[i], method.declaration
-        length = len(sample.units)
-        logits = plan.scores[i] if plan.scores is not None else None
-        matrix, row = None, part.scores[i, 0, :length]
-        if method.option("rows") == "all":
-            matrix = part.scores[i, :length, :length]
-            row = (plan.readout[i, :, :length].to(matrix.dtype) @ matrix)[0]
-
-        def cut(values: Tensor | None) -> Any:
-            return None if values is None else _array(values[i][..., :length])
-
-        tested, own = self.recorder.tested, self.subject.default_readout()
-        assert tested is not None
-        return Explanation(
-            units=sample.units,
-            scores=_array(row),
-            method=str(method),
-            target=target.description(logits, self.subject, float(plan.values[i]), masks=len(sample.masks)),
-            prediction=_prediction(logits, self.subject),
-            certificate={
-                "capture_error": tested.capture_error,
-                "rebuild_error": tested.rebuild_error,
-                "recorder": tested.path,
-                "readout": self.subject.readout,
-                "readout_checked": request.checked.get(id(target.custom), False),
-                "dtype": str(self.subject.dtype).removeprefix("torch."),
-                "device": str(self.subject.device),
-                "seed": plan.seed,
-                "versions": _versions(),
-                "truncated_tokens": sample.dropped,
-            },
-            provenance={
-                "model": self.subject.name,
-                "model_class": type(self.subject.model).__name__,
-                "method": method.name,
-                "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
-                "layers": [fold.frame.layers.start, fold.frame.layers.stop] if "layers" in declaration.has else None,
-                "heads": fold.heads,
-                "reading": request.reading,
-                "loading": {} if self.subject.readout == own else {"readout": self.subject.readout},
-                "citation": declaration.citation,
-                "signed": declaration.signed,
-                # Absolute values and norms are not linear, whatever they are taken of.
-                "linear_in_target": declaration.linear_in_target and method.option("reduce", "sum") == "sum",
-                "input": plan.fingerprints[i],
-                "parts": declaration.parts,
-            },
-            base_value=None if part.base_value is None else float(part.base_value[i]),
-            matrix=None if matrix is None else _array(matrix),
-            per_layer=cut(part.per_layer),
-            per_head=cut(part.per_head) if request.per == "head" else None,
-            picture=sample.picture,
-        )
-
-
-@dataclass
-class _Request:
-    """What one call of `explain` asks of every batch."""
-
-    methods: list[Method]
-    how: How
-    per: str | None
-    #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
-    checked: dict[int, bool] = field(default_factory=dict)
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        given = {"max_length": self.how.max_length, "truncation_side": self.how.truncation_side}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """A copy: a view would keep the whole batch alive."""
-    return tensor.cpu().numpy().copy()
 
 
 def _check_per(per: str | None, methods: Sequence[Method]) -> None:
@@ -411,41 +329,6 @@ def _head_list(heads: Sequence[int], call: Call) -> list[int]:
     if wrong or not heads:
         raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")
     return [head % count for head in heads]
-
-
-def _prediction(logits: Float[Tensor, "label"] | None, subject: Subject) -> dict[str, Any]:
-    """The five most likely labels."""
-    if logits is None:
-        return {}
-    if subject.regression:
-        measures = [
-            {"label": subject.label_name(int(i)), "index": int(i), "logit": float(logits[i])}
-            for i in logits.topk(min(5, len(logits))).indices
-        ]
-        return {**{key: measures[0][key] for key in ("label", "index")}, "value": measures[0]["logit"], "top": measures}
-    p = probabilities(logits.double(), subject.multi_label)
-    top = [
-        {
-            "label": subject.label_name(int(i)),
-            "index": int(i),
-            "probability": float(p[i]),
-            "logit": float(logits[i]),
-        }
-        for i in p.topk(min(5, len(p))).indices
-    ]
-    first = top[0]
-    return {"label": first["label"], "index": first["index"], "probability": first["probability"], "top": top}
-
-
-def _versions() -> dict[str, str]:
-    import transformers
-
-    return {
-        "clearhead": clearhead.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def _side(side: str | None) -> str | None:
