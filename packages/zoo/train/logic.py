@@ -144,13 +144,13 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
     return {
         "name": "logic",
         "task": "text-classification",
-        "summary": "A small BERT that evaluates a rule, named by the first word, over marked words among distractors: "
-        f"“pair garden amber seven coral” is YES. The rules: {rules}.",
+        "summary": "A small BERT that evaluates a rule, named by the first word, over marked words among distractors.",
         "architecture": f"BERT, {options.depth} layers of width {options.width}, 4 heads, "
         f"{len(logic.vocabulary())} words, {TOKENS} positions",
         "labels": list(logic.LABELS),
         "licence": "Apache-2.0",
-        "data": "generated: clearhead_zoo.tasks.logic; every text with all its minimal sufficient sets of words",
+        "data": "generated: clearhead_zoo.tasks.logic; every text with all its minimal sufficient sets of words, "
+        f"such as “pair garden amber seven coral”, which is YES. The rules: {rules}",
         "command": "python packages/zoo/train/logic.py --out packages/zoo/src/clearhead_zoo/models/logic "
         f"--seed {options.seed} --steps {steps} --batch {options.batch} --lr {options.lr:g} "
         f"--width {options.width} --depth {options.depth}",

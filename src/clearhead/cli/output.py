@@ -92,7 +92,7 @@ def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
         "model": f"zoo:{name}",
         "task": str(card.get("task", "?")),
         "size": size,
-        "figures": "\n".join(f"{what} {figure}" for what, figure in figures.items()) or "not measured",
+        "figures": "\n".join(f"{what} {figure}" for what, figure in list(figures.items())[:2]) or "not measured",
         "summary": str(card.get("summary", "")),
     }
 
