@@ -235,9 +235,9 @@ class Explainer:
         for method in methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        if any("rows" in method.declaration.has or method.option("weights") == "row" for method in methods):
-            self._check_readouts(plan, request)
         folds = [fold_for(method, plan, tested.calls) for method in methods]
+        if any(fold.reads_the_readout for fold in folds):
+            self._check_readouts(plan, request)
         asks: Asks = frozenset().union(*(method.declaration.asks for method in methods))
         ranges = [fold.frame.layers for fold in folds if fold.declaration.asks & ALONG_UNITS]
         span = range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else None

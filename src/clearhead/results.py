@@ -95,8 +95,7 @@ def _provenance(plan: Plan, i: int, method: Method, fold: Fold, request: Request
         "loading": {} if readout == plan.subject.default_readout() else {"readout": readout},
         "citation": declaration.citation,
         "signed": declaration.signed,
-        # Absolute values and norms are not linear, whatever they are taken of.
-        "linear_in_target": declaration.linear_in_target and method.option("reduce", "sum") == "sum",
+        "linear_in_target": fold.linear_in_target,
         "input": plan.fingerprints[i],
         "parts": declaration.parts,
     }

@@ -31,6 +31,10 @@ from clearhead.recording.tape import Call
 class AttCAT(Fold):
     weights: Literal["received", "row"] = "received"
 
+    @property
+    def reads_the_readout(self) -> bool:
+        return self.weights == "row"
+
     def begin(self) -> None:
         every = self.frame.valid[:, None].to(self.frame.readout.dtype)
         self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout

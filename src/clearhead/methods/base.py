@@ -89,6 +89,16 @@ class Fold:
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
 
+    @property
+    def linear_in_target(self) -> bool:
+        """With these options."""
+        return self.declaration.linear_in_target
+
+    @property
+    def reads_the_readout(self) -> bool:
+        """Whether the scores depend, with these options, on which row speaks for the target."""
+        return "rows" in self.declaration.has
+
     def begin(self) -> None:
         """Set up the state before the first call."""
 

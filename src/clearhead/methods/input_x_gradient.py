@@ -40,6 +40,10 @@ def reduced(vectors: Float[Tensor, "batch unit feature"], how: Reduce) -> Float[
 class InputXGradient(Fold):
     reduce: Reduce = "sum"
 
+    @property
+    def linear_in_target(self) -> bool:
+        return self.reduce == "sum"  # absolute values and norms are not linear, whatever they are taken of
+
     def finish(self, tape: Tape) -> Scores:
         assert tape.inputs is not None and tape.input_gradient is not None
         return Scores(reduced(tape.inputs * tape.input_gradient, self.reduce)[:, None])
