@@ -8,31 +8,25 @@ Lists start short and grow whenever the model answers nearly everything, so that
 a needle. In training each list is asked about several keys; words that are not asked for are sometimes masked, so that
 masking is nothing new to the model when an explanation is put to the test. In the first third of the run an extra loss
 helps the first layer to tell each value its key. A cut run goes on with --resume and the same --work.
-
-What `recall`, `logic` and `spell` share (options, the learning itself, the files of a finished model) is here too.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from cards import write_card, write_json
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import Lowercase
-from tokenizers.pre_tokenizers import Split
-from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
+from cards import write_card
+from known import chunks, clock_of, half_precision, hidden, learn, shared_options, word_tokenizer, write_model
+from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from clearhead.training import Average, Clock, depth_groups, load_checkpoint, save_checkpoint, train
+from clearhead.training import Clock, load_checkpoint
 from clearhead_zoo.tasks import Example, generator, recall, replaced
 
 MOST_QUERIES = 32
@@ -222,105 +216,6 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "use": "For checking whether an explanation finds what is known to be the reason, in short and long inputs. "
         "Not a language model: it knows keys, values and the arrow, and nothing else.",
     }
-
-
-# -- what the known-answer scripts share
-
-
-def shared_options(doc: str | None, name: str, steps: int, lr: float) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("work", name, "model"), help="folder for the finished model")
-    parser.add_argument("--work", type=Path, default=Path("work", name), help="folder for the checkpoint")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work, if there is one")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
-    parser.add_argument("--steps", type=int, default=steps, help="training steps")
-    parser.add_argument("--seconds", type=float, help="train this long, instead of --steps")
-    parser.add_argument("--lr", type=float, default=lr, help="peak learning rate")
-    parser.add_argument("--count", type=int, default=2000, help="held-out examples to measure on")
-    parser.add_argument("--smoke", action="store_true", help="a few steps on little data: does everything run?")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to train")
-    return parser
-
-
-def clock_of(options: argparse.Namespace) -> Clock:
-    return Clock(seconds=options.seconds) if options.seconds else Clock(steps=options.steps)
-
-
-def half_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
-def learn(
-    options: argparse.Namespace, model: nn.Module, clock: Clock, loss_of: Callable[[], Tensor], horizon: int = 200
-) -> dict[str, Tensor]:
-    """Train, and give the averaged weights."""
-    checkpoint = options.work / "checkpoint.safetensors"
-    if not options.resume:
-        checkpoint.unlink(missing_ok=True)
-    groups = depth_groups(model.train(), lambda _: 0, options.lr, decay=1.0, weight_decay=0.01)
-    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=torch.device(options.device).type == "cuda")
-    average = Average(model, horizon)
-    train(
-        loss_of,
-        [optimiser],
-        clock,
-        average,
-        clip=1.0,
-        report_every=10 if options.smoke else 100,
-        checkpoint=checkpoint,
-        name="smoke" if options.smoke else "train",
-    )
-    return average.tensors
-
-
-def word_tokenizer(
-    words: Sequence[str], special: Sequence[str], pattern: str, template: str, lower: bool = False
-) -> Tokenizer:
-    """One token for each match of the pattern, and special tokens around a text as the template says."""
-    number = {word: place for place, word in enumerate(words)}
-    tokenizer = Tokenizer(WordLevel(number, unk_token=next(token for token in special if "unk" in token.lower())))
-    if lower:
-        tokenizer.normalizer = Lowercase()
-    tokenizer.pre_tokenizer = Split(Regex(pattern), "removed", invert=True)
-    tokenizer.post_processor = TemplateProcessing(
-        single=template, special_tokens=[(token, number[token]) for token in special if token in template]
-    )
-    tokenizer.add_special_tokens(list(special))
-    return tokenizer
-
-
-def write_model(
-    folder: Path,
-    tensors: dict[str, Tensor],
-    config: dict[str, Any],
-    tokenizer: Tokenizer,
-    special: dict[str, str],
-    tokens: int,
-) -> None:
-    """Weights in half precision, configuration and tokenizer, as transformers opens them."""
-    save_checkpoint(folder / "model.safetensors", tensors, dtype=torch.float16)
-    write_json(folder / "config.json", config)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": tokens,
-            "padding_side": "right",
-            "model_input_names": ["input_ids", "attention_mask"],
-            "clean_up_tokenization_spaces": False,
-            **special,
-        },
-    )
-
-
-def chunks(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (places[start : start + size] for start in range(0, len(places), size))
-
-
-def hidden(example: Example, positions: Sequence[int], mask: str) -> str:
-    """The text with these of its pieces masked."""
-    return replaced(example.text, [example.spans[position] for position in positions], mask)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
-from recall import chunks, clock_of, half_precision, hidden, learn, shared_options, word_tokenizer, write_model
+from known import chunks, clock_of, half_precision, hidden, learn, shared_options, word_tokenizer, write_model
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, BartForConditionalGeneration
