@@ -1,25 +1,25 @@
 """The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from clearhead.errors import InputError, Refusal
-from clearhead.explanation import Explanation
-from clearhead.methods.base import REGISTRY, Fold, Method, Scores
-from clearhead.plan import Plan, fold_for
+from clearhead.joint import AnyExplanation
+from clearhead.methods.base import ACROSS, REGISTRY, Method
+from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call, Tape, check_asks
-from clearhead.results import Request, explanation_of
+from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
+from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
-#: Asks whose tensors lie along the units, so that they must have the units' length.
-ALONG_UNITS: Asks = check_asks(f"{name}_gradient" for name in DIFFERENTIABLE)
+#: How many numbers the gradients of several targets may hold together (2 GiB in float32).
+TOGETHER = 2**29
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Explainer:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.recorder = Recorder(subject.model)
+        self.recorder = Recorder(subject.model, subject.streams_of, subject.lookups)
         self._classes_checked = False
 
     def __repr__(self) -> str:
@@ -94,12 +94,12 @@ class Explainer:
         samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
         single = single and len(samples) == 1
         targets = _targets(target, scale, len(samples))
-        results: list[list[Explanation] | None] = [None] * len(samples)
+        results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
-        request = Request(methods, how, per)
+        request = Request(methods, how, per, seed)
         for places in _followed(batches, progress):
-            plan = Plan(self.subject, [samples[i] for i in places], [targets[i] for i in places], seed)
-            for i, explanations in zip(places, self._batch(plan, request), strict=True):
+            found = self._batch([samples[i] for i in places], [targets[i] for i in places], request)
+            for i, explanations in zip(places, found, strict=True):
                 results[i] = explanations
         by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
         shaped = [explanations[0] if single else explanations for explanations in by_method]
@@ -127,9 +127,9 @@ class Explainer:
         how = How(max_length, truncation, _side(truncation_side))
         samples = [sample for raw in raws for sample in self.subject.samples(raw, how)]
         self._test(samples)
-        plan = Plan(self.subject, samples, _targets(target, scale, len(samples)))
-        tape = self.recorder.record(plan.batch, plan.value, asks, leaf=plan.leaf, stream=self.subject.stream)
-        return plan.arranged(tape)
+        targets = [[target] for target in _targets(target, scale, len(samples))]
+        plan = Plan(self.subject, samples, targets)
+        return plan.arranged(self.recorder.record(plan.batch, plan.value, asks, leaves=plan.leaves))
 
     def methods(self) -> list[Applies]:
         """Every registered method: whether it applies to this model, what it costs, and why not."""
@@ -165,9 +165,9 @@ class Explainer:
         """Test the recorder on one sample, the first time it is needed."""
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
-                plan = Plan(self.subject, samples[:1], [Target(lambda output: output)])
-                self.units_tested = len(samples[0].units)
-                self.recorder.test(plan.batch, plan.leaf)
+                plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
+                self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
+                self.recorder.test(plan.batch, plan.leaves)
         assert self.recorder.tested is not None
         return self.recorder.tested
 
@@ -179,14 +179,17 @@ class Explainer:
         if tested.path != "interface" and asks & {"values", "output_projection"}:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if asks & ALONG_UNITS:
-            expected = (1, self.units_tested, self.units_tested)
-            odd = next((shape for shape in tested.shapes if shape != expected), None)
-            if odd is not None:
-                return (
-                    f"the attention of {name} does not run over its {self.units_tested} units: one call has "
-                    f"{odd[0]} × {odd[1]} queries and {odd[2]} keys (windows, or a shrinking grid), so rows of one "
-                    "layer are not the columns of the next"
-                )
+            if tested.crosses and method.name not in ACROSS:
+                with_it = ", ".join(sorted(ACROSS))
+                return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"
+            for place in tested.places:
+                queries, keys = (self.lengths_tested.get(s, 0) for s in (place.query_stream, place.key_stream))
+                if place.shape != (1, queries, keys):
+                    return (
+                        f"the attention of {name} does not run over its {keys} units: one call has {place.shape[0]} × "
+                        f"{place.shape[1]} queries and {place.shape[2]} keys (windows, or a shrinking grid), so rows "
+                        "of one layer are not the columns of the next"
+                    )
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
         return None
@@ -196,16 +199,19 @@ class Explainer:
 
         True if that was seen; False if no row reaches the target, so that nothing could be seen.
         """
-        plan = Plan(self.subject, [sample], [target])
-        last = self._test([sample]).calls - 1
+        seen = [self._check_rows(sample, target, *read) for read in self.subject.readouts(sample, target).items()]
+        return bool(seen) and all(seen)
+
+    def _check_rows(self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float]) -> bool:
+        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]])
+        last = max(i for i, place in enumerate(tested.places) if place.query_stream == stream)
         tape = self.recorder.record(
-            plan.batch, plan.value, ("attention_gradient",), leaf=plan.leaf, layers=range(last, last + 1)
+            plan.batch, plan.value, ("attention_gradient",), leaves=plan.leaves, places=range(last, last + 1)
         )
         gradient = tape.calls[0].attention_gradient
         assert gradient is not None
-        used = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist())
-        read = set(self.subject.rows(sample, target))
-        if not used and self._test([sample]).path == "returned":
+        used, read = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist()), set(rows)
+        if not used and tested.path == "returned":
             name = type(self.subject.model).__name__
             raise Refusal(f"the target of {name} does not depend on the attention that it returns: it returns a copy")
         # Half precision can lose a row's gradient altogether; otherwise every row that is read must count.
@@ -229,38 +235,53 @@ class Explainer:
                 request.checked[id(target.custom)] = self._check_readout(sample, target)
 
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(self, plan: Plan, request: Request) -> list[list[Explanation]]:
-        """All methods on one batch, in one pass."""
-        tested, methods = self._test(plan.samples), request.methods
-        for method in methods:
+    def _batch(self, samples: list[Sample], targets: list[Target], request: Request) -> list[list[AnyExplanation]]:
+        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together)."""
+        tested = self._test(samples)
+        for method in request.methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        folds = [fold_for(method, plan, tested.calls) for method in methods]
-        if any(fold.reads_the_readout for fold in folds):
+        steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        passes = [self._pass(samples, part, request, tested) for part in _chunks(steps, samples, tested)]
+        return [
+            [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
+            for i, sample in enumerate(samples)
+        ]
+
+    def _pass(self, samples: list[Sample], targets: list[list[Target]], request: Request, tested: SelfTest) -> Pass:
+        cut = [self.subject.cut(sample, own) for sample, own in zip(samples, targets, strict=True)]
+        plan = Plan(self.subject, cut, targets, request.seed)
+        readings = [Reading(method, plan, tested) for method in request.methods]
+        if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)
-        asks: Asks = frozenset().union(*(method.declaration.asks for method in methods))
-        ranges = [fold.frame.layers for fold in folds if fold.declaration.asks & ALONG_UNITS]
-        span = range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else None
+        asks: Asks = frozenset().union(*(reading.asks for reading in readings))
+        places = [
+            i
+            for i, place in enumerate(tested.places)
+            if any(reading.wants(place.query_stream, place.key_stream, place.layer) for reading in readings)
+        ]
 
         def visit(call: Call) -> None:
-            for method, fold in zip(methods, folds, strict=True):
-                if call.layer in fold.frame.layers and fold.declaration.asks & ALONG_UNITS:
-                    if method.option("heads") is not None:
-                        fold.heads = _head_list(method.option("heads"), call)
-                    fold.fold(call)
+            for reading in readings:
+                reading.visit(call)
 
-        tape = self.recorder.run(
-            plan.batch, plan.value, asks, visit, leaf=plan.leaf, layers=span, stream=self.subject.stream
-        )
+        tape = self.recorder.run(plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places)
         tape = plan.arranged(tape)
-        parts = [_checked(fold.finish(tape), fold) for fold in folds]
-        return [
-            [
-                explanation_of(plan, i, method, fold, part, request, tested)
-                for method, fold, part in zip(methods, folds, parts, strict=True)
-            ]
-            for i in range(len(plan.samples))
-        ]
+        return Pass(plan, readings, [reading.finish(tape) for reading in readings])
+
+
+def _chunks(
+    steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest
+) -> Iterator[list[list[Target]]]:
+    """The targets of each sample, so many at a time that their gradients fit into memory together."""
+    most = max(len(own) for own in steps)
+    widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
+    cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
+    size = max(1, TOGETHER // max(1, cells * len(samples)))
+    for start in range(0, most, size):
+        stop = min(start + size, most)
+        # samples with fewer targets repeat their last: what is computed for it is not used
+        yield [[own[min(step, len(own) - 1)] for step in range(start, stop)] for own in steps]
 
 
 def _check_per(per: str | None, methods: Sequence[Method]) -> None:
@@ -270,18 +291,6 @@ def _check_per(per: str | None, methods: Sequence[Method]) -> None:
         with_it = ", ".join(sorted(name for name, cls in REGISTRY.items() if cls.declaration.has_head_shares))
         given = ", ".join(method.name for method in methods)
         raise InputError(f"per='head', but {given} is no sum over heads: methods that are: {with_it}")
-
-
-def _checked(part: Scores, fold: Fold) -> Scores:
-    """A method from outside may return anything."""
-    batch, width = fold.frame.valid.shape
-    rows = fold.frame.readout.shape[1]
-    shape = tuple(getattr(getattr(part, "scores", None), "shape", ()))
-    if shape not in ((batch, rows, width), (batch, 1, width)):
-        raise InputError(
-            f"{fold.declaration.name} must return Scores of batch × row × unit, {(batch, rows, width)}, not {shape}"
-        )
-    return part
 
 
 def _targets(given: Any, scale: str, count: int) -> list[Target]:
@@ -298,8 +307,9 @@ def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
         raise InputError(f"batch_size={size}: it must be at least 1")
 
     def shape(i: int) -> tuple[Any, ...]:
-        grid = samples[i].units.grid
-        return (grid or (), tuple(sorted(samples[i].inputs)), len(samples[i].units))
+        axes = samples[i].axes.values()
+        grids = tuple(part.grid or () for axis in axes for part in axis.parts)
+        return (grids, tuple(sorted(samples[i].inputs)), [len(axis) for axis in axes])
 
     order = sorted(range(len(samples)), key=shape)
     batch: list[int] = []
@@ -318,17 +328,6 @@ def _followed(batches: list[Any], progress: bool | Callable[[list[Any]], Iterabl
 
         return track(batches, description="explaining", console=Console(stderr=True), transient=True)
     return progress(batches) if progress else batches
-
-
-def _head_list(heads: Sequence[int], call: Call) -> list[int]:
-    part = call.attention
-    if part is None:
-        return list(heads)
-    count = part.shape[1]
-    wrong = [head for head in heads if not -count <= head < count]
-    if wrong or not heads:
-        raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")
-    return [head % count for head in heads]
 
 
 def _side(side: str | None) -> str | None:

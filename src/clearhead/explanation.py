@@ -27,7 +27,8 @@ class Explanation:
     """Scores for the units of one stream.
 
     `scores` are raw and signed as the method gave them; scaling happens when they are shown. `matrix` has one row of
-    scores per row that was read (`rows="all"`), `per_layer` and `per_head` the shares of layers and heads.
+    scores per row that was read: for each of `steps` (the words of an answer, the objects of a picture), whose sum the
+    scores are, or for each unit (`rows="all"`). `per_layer` and `per_head` are the shares of layers and heads.
     """
 
     units: Units
@@ -42,6 +43,7 @@ class Explanation:
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
     picture: UInt8[np.ndarray, "height width 3"] | None = None
+    steps: tuple[str, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):
@@ -68,6 +70,18 @@ class Explanation:
     def __len__(self) -> int:
         return len(self.units)
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return (self.stream,)
+
+    def step(self, which: int) -> "Explanation":
+        """The explanation of one of several steps alone."""
+        if self.steps is None or self.matrix is None:
+            raise InputError("this explanation has one target, and no steps")
+        if not -len(self.steps) <= which < len(self.steps):
+            raise InputError(f"step {which} does not exist: there are {len(self.steps)}, counted from 0")
+        return replace(self, scores=self.matrix[which], matrix=None, steps=None, target=self.target["steps"][which])
+
     def __getitem__(self, stream: str) -> "Explanation":
         if stream != self.stream:
             raise unknown("stream", stream, [self.stream])
@@ -86,7 +100,7 @@ class Explanation:
         into = np.zeros((len(self.units), len(units)), dtype=self.scores.dtype)
         into[np.arange(len(parents)), parents] = 1
         matrix = None if self.matrix is None else self.matrix @ into
-        if matrix is not None and len(matrix) == len(parents):  # the row of a word is the mean of its pieces' rows
+        if matrix is not None and self.steps is None:  # the row of a word is the mean of its pieces' rows
             matrix = (into / into.sum(0)).T @ matrix
         return replace(
             self,
@@ -183,19 +197,25 @@ class Explanation:
             "base_value": self.base_value,
             "certificate": self.certificate,
             "provenance": self.provenance,
+            **({} if self.steps is None else {"steps": self.steps}),
             **{name: part for name in _ARRAYS if (part := getattr(self, name)) is not None},
         }
         made: dict[str, Any] = plain(form, short)
         return made
 
+    def as_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The JSON form without its arrays, and the arrays: what a file holds."""
+        names = ("scores", "picture", *_ARRAYS)
+        arrays = {name: part for name in names if (part := getattr(self, name)) is not None}
+        return {key: value for key, value in self.to_dict().items() if key not in names}, arrays
+
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file: arrays as tensors, the rest as JSON metadata."""
         from safetensors.numpy import save
 
-        arrays = {name: getattr(self, name) for name in ("scores", "picture", *_ARRAYS)}
-        about = {key: value for key, value in self.to_dict().items() if key not in arrays}
+        about, arrays = self.as_parts()
         content = save(
-            {name: np.ascontiguousarray(part) for name, part in arrays.items() if part is not None},
+            {name: np.ascontiguousarray(part) for name, part in arrays.items()},
             metadata={"clearhead": json.dumps(about, ensure_ascii=False, allow_nan=False)},
         )
         with whole(path) as partial:
@@ -240,8 +260,8 @@ _ARRAYS = ("matrix", "per_layer", "per_head")
 _PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 
-def load(path: str | Path) -> Explanation:
-    """Open a file that `Explanation.save` wrote."""
+def load(path: str | Path) -> Any:
+    """Open a file that `save` wrote: an `Explanation`, or a `JointExplanation` of several streams."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -251,6 +271,10 @@ def load(path: str | Path) -> Explanation:
                 raise ValueError("it holds tensors of something else")
             about = json.loads(found)
             arrays = {name: file.get_tensor(name) for name in file.keys()}
+        if isinstance(about, Mapping) and about.get("schema") == "clearhead/joint-explanation":
+            from clearhead.joint import joint_from
+
+            return joint_from(about, arrays)
         return from_parts(about, arrays)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
@@ -279,7 +303,8 @@ def from_parts(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Ex
     try:
         units = Units(**{key: _frozen(value) for key, value in about["units"].items()})
         plain = {name: about[name] for name in _PLAIN}
-        made = Explanation(units=units, **plain, **arrays)  # type: ignore[arg-type]
+        steps = None if about.get("steps") is None else _frozen(about["steps"])
+        made = Explanation(units=units, steps=steps, **plain, **arrays)  # type: ignore[arg-type]
     except (KeyError, TypeError, AttributeError) as problem:
         raise InputError(f"this explanation is damaged: {type(problem).__name__} {problem}") from None
     for wrong in _problems(made):
@@ -300,6 +325,8 @@ _SHAPES: dict[str, tuple[int | str | None, ...]] = {
 def _problems(made: Explanation) -> Iterator[str]:
     """What is wrong with an explanation that came from outside."""
     yield from _problems_of_units(made.units)
+    if made.steps is not None and (made.matrix is None or len(made.matrix) != len(made.steps)):
+        yield f"a matrix that does not fit its {len(made.steps)} steps"
     for name, shape in _SHAPES.items():
         part, kinds = getattr(made, name), "u" if name == "picture" else "fiu"
         if part is None and name != "scores":

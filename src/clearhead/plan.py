@@ -10,52 +10,64 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import REGISTRY, Fold, Frame, Method, layer_range
-from clearhead.recording.tape import Tape
+from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
+from clearhead.recording.self_test import SelfTest
+from clearhead.recording.tape import ALONG_UNITS, Call, Tape
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
 
 class Plan:
-    """One batch with its targets: what the recorder is called with, and what came out."""
+    """One batch with its targets, equally many for each sample: what the recorder is called with, and what came out.
 
-    def __init__(self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Target], seed: int = 0) -> None:
-        self.subject, self.samples, self.targets, self.seed = subject, samples, targets, seed
+    With several targets everything has target × sample as its batch, the first target of all samples first.
+    """
+
+    def __init__(
+        self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Sequence[Target]], seed: int = 0
+    ) -> None:
+        self.subject, self.seed, self.size = subject, seed, len(samples)
+        self.steps = len(targets[0])
+        self.samples = list(samples) * self.steps
+        self.targets = [own[step] for step in range(self.steps) for own in targets]
         self.batch = subject.collate(samples)
-        self.leaf = subject.leaf if subject.leaf in self.batch else "inputs_embeds"
+        self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
 
     @cached_property
-    def readout(self) -> Float[Tensor, "batch 1 unit"]:
-        width = max(len(sample.units) for sample in self.samples)
+    def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
         wide = torch.float64 if self.subject.dtype == torch.float64 else torch.float32
-        weights = torch.zeros(len(self.samples), 1, width, dtype=wide)
+        weights = {
+            stream: torch.zeros(len(self.samples), 1, max(len(sample.axes[stream]) for sample in self.samples))
+            for stream in self.samples[0].axes
+        }
+        weights = {stream: part.to(wide) for stream, part in weights.items()}
         for i, (sample, target) in enumerate(zip(self.samples, self.targets, strict=True)):
-            rows = self.subject.rows(sample, target) if self.subject.readout is not None else {}
-            weights[i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=wide)
-        return weights.to(self.subject.device)
+            for stream, rows in self.subject.readouts(sample, target).items():
+                weights[stream][i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=wide)
+        return {stream: part.to(self.subject.device) for stream, part in weights.items()}
 
     @cached_property
     def fingerprints(self) -> list[str]:
         """What tells one input from another, whatever it is called."""
         return [f"{sample.seed(0):014x}" for sample in self.samples]
 
-    def value(self, output: Any) -> Float[Tensor, "batch"]:
-        """One number per sample; a target of the caller's own sees the whole output."""
+    def value(self, output: Any) -> Float[Tensor, "*target batch"]:
+        """One number per sample and target; a target of the caller's own sees the whole output."""
         own = {id(target.custom): target.custom for target in self.targets if target.custom is not None}
-        computed = {key: _own_value(function, output, len(self.samples)) for key, function in own.items()}
+        computed = {key: _own_value(function, output, self.size) for key, function in own.items()}
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
             self.scores = self.subject.scores(output, self.samples, self.targets)
         values = [
-            computed[id(target.custom)][i] if target.custom is not None else self._of_classes(target, i)
+            computed[id(target.custom)][i % self.size] if target.custom is not None else self._of_classes(target, i)
             for i, target in enumerate(self.targets)
         ]
         number = torch.stack(values)
         self.values = number.detach()
         self.scores = None if self.scores is None else self.scores.detach()
-        return number
+        return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
 
     def _of_classes(self, target: Target, i: int) -> Float[Tensor, ""]:
         assert self.scores is not None
@@ -64,44 +76,102 @@ class Plan:
         return target.value(self.scores[i], self.subject)
 
     def arranged(self, tape: Tape) -> Tape:
-        """Embeddings or pixels as one vector per unit."""
-        parts = {name: getattr(tape, name) for name in ("inputs", "input_gradient")}
-        for name, part in parts.items():
-            setattr(tape, name, None if part is None else self.subject.to_units(part, self.samples))
+        """Embeddings, pixels and the like as one vector per unit."""
+        for name in tape.BY_STREAM:
+            parts = getattr(tape, name)
+            setattr(tape, name, None if parts is None else self.subject.arranged(parts, self.samples))
         tape.logits = self.scores
         tape.truncated_tokens = tuple(sample.dropped for sample in self.samples)
         return tape
 
     @cached_property
-    def frame(self) -> Frame:
-        """The coordinates that all methods of this batch share."""
-        width = max(len(sample.units) for sample in self.samples)
-        device = self.subject.device
-        valid = torch.zeros(len(self.samples), width, dtype=torch.bool)
-        axes = self.samples[0].units.places.shape[1]
-        readout = self.readout
-        places = torch.zeros(len(self.samples), width, axes, dtype=readout.dtype)
-        for i, sample in enumerate(self.samples):
-            units = sample.units
-            valid[i, : len(units)] = True
-            places[i, : len(units)] = torch.as_tensor(units.places, dtype=places.dtype)
+    def frames(self) -> dict[str, Frame]:
+        """The coordinates that all methods of this batch share, along each axis."""
+        return {stream: self._frame(stream) for stream in self.samples[0].axes}
+
+    def _frame(self, stream: str) -> Frame:
+        readout, device = self.readouts[stream], self.subject.device
+        axes = [sample.axes[stream] for sample in self.samples]
+        valid = torch.zeros(len(axes), readout.shape[2], dtype=torch.bool)
+        places = torch.zeros(*valid.shape, axes[0].places.shape[1], dtype=readout.dtype)
+        for i, axis in enumerate(axes):
+            valid[i, : len(axis)] = True
+            places[i, : len(axis)] = torch.as_tensor(axis.places, dtype=places.dtype)
         return Frame(
             readout=readout,
             valid=valid.to(device),
             seeds=tuple(sample.seed(self.seed) for sample in self.samples),
             places=places.to(device),
+            stream=stream,
         )
 
 
-def fold_for(method: Method, plan: Plan, count: int) -> Fold:
-    """A method, ready to visit the calls of one batch."""
-    frame = plan.frame
-    if method.option("rows") == "all":
-        width = frame.valid.shape[1]
-        every = torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device)
-        frame = replace(frame, readout=every.expand(len(frame.valid), width, width))
-    chosen = layer_range(method.option("layers", method.declaration.layers), count)
-    return REGISTRY[method.name](frame=replace(frame, layers=chosen), **method.own_options)
+class Reading:
+    """One method at work on one batch: a fold for each stream, or one across all where streams look at each other."""
+
+    def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
+        self.method, self.asks = method, method.declaration.asks
+        layers = method.option("layers", method.declaration.layers)
+        pairs = {(place.query_stream, place.key_stream) for place in tested.places}
+        self.layers = {pair: layer_range(layers, tested.layers(*pair)) for pair in pairs}
+        frames = {stream: self._framed(frame) for stream, frame in plan.frames.items()}
+        options = method.own_options
+        self.across: AcrossFold | None = None
+        self.folds: dict[str, Fold] = {}
+        if tested.crosses and method.name in ACROSS:
+            self.across = ACROSS[method.name](frames=frames, layers=self.layers, **options)
+        else:
+            self.folds = {stream: REGISTRY[method.name](frame=frame, **options) for stream, frame in frames.items()}
+
+    def _framed(self, frame: Frame) -> Frame:
+        if self.method.option("rows") == "all":
+            width = frame.valid.shape[1]
+            every = torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device)
+            frame = replace(frame, readout=every.expand(len(frame.valid), width, width))
+        return replace(frame, layers=self.layers.get((frame.stream, frame.stream), range(0)))
+
+    @property
+    def any_fold(self) -> Fold | AcrossFold:
+        return self.across or next(iter(self.folds.values()))
+
+    def wants(self, query_stream: str, key_stream: str, layer: int) -> bool:
+        return bool(self.asks & ALONG_UNITS) and layer in self.layers[query_stream, key_stream]
+
+    def visit(self, call: Call) -> None:
+        if self.wants(call.query_stream, call.key_stream, call.layer):
+            fold = self.across or self.folds[call.query_stream]
+            if self.method.option("heads") is not None:
+                fold.heads = _head_list(self.method.option("heads"), call)
+            fold.fold(call)
+
+    def finish(self, tape: Tape) -> dict[str, Scores]:
+        if self.across is not None:
+            return {stream: _checked(part, self.across, stream) for stream, part in self.across.finish(tape).items()}
+        return {stream: _checked(fold.finish(tape), fold, stream) for stream, fold in self.folds.items()}
+
+
+def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:
+    """A method from outside may return anything."""
+    frame = fold.frames[stream]
+    batch, width = frame.valid.shape
+    rows = frame.readout.shape[1]
+    shape = tuple(getattr(getattr(part, "scores", None), "shape", ()))
+    if shape not in ((batch, rows, width), (batch, 1, width)):
+        raise InputError(
+            f"{fold.declaration.name} must return Scores of batch × row × unit, {(batch, rows, width)}, not {shape}"
+        )
+    return part
+
+
+def _head_list(heads: Sequence[int], call: Call) -> list[int]:
+    part = call.attention
+    if part is None:
+        return list(heads)
+    count = part.shape[1]
+    wrong = [head for head in heads if not -count <= head < count]
+    if wrong or not heads:
+        raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")
+    return [head % count for head in heads]
 
 
 def _own_value(function: Callable[[Any], Tensor], output: Any, count: int) -> Float[Tensor, "batch"]:

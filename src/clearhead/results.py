@@ -1,6 +1,7 @@
 """From what a pass left behind to an `Explanation`: what was scored, what was predicted, and how we know."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 
 import clearhead
 from clearhead.explanation import Explanation
-from clearhead.methods.base import Fold, Method, Scores
-from clearhead.plan import Plan
+from clearhead.joint import AnyExplanation, JointExplanation
+from clearhead.methods.base import Method, Scores
+from clearhead.plan import Plan, Reading
 from clearhead.recording.self_test import SelfTest
-from clearhead.subjects.base import How, Subject
+from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import probabilities
 
 
@@ -25,6 +27,7 @@ class Request:
     methods: list[Method]
     how: How
     per: str | None
+    seed: int = 0
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 
@@ -34,35 +37,111 @@ class Request:
         return {name: value for name, value in given.items() if value is not None}
 
 
+@dataclass
+class Pass:
+    """What one recorded pass left behind: for each method, the scores along each axis."""
+
+    plan: Plan
+    readings: list[Reading]
+    parts: list[dict[str, Scores]]
+
+
+@dataclass
+class Step:
+    """One target of one sample, in the pass that computed it."""
+
+    done: Pass
+    place: int  # in the batch of that pass
+
+    @property
+    def logits(self) -> Float[Tensor, "label"] | None:
+        return None if self.done.plan.scores is None else self.done.plan.scores[self.place]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        plan, i = self.done.plan, self.place
+        return plan.targets[i].description(
+            self.logits, plan.subject, float(plan.values[i]), masks=len(plan.samples[i].masks)
+        )
+
+
 def explanation_of(
-    plan: Plan, i: int, method: Method, fold: Fold, part: Scores, request: Request, tested: SelfTest
-) -> Explanation:
-    """The i-th sample of a batch as one method explains it."""
-    sample, target = plan.samples[i], plan.targets[i]
-    length = len(sample.units)
-    logits = plan.scores[i] if plan.scores is not None else None
-    matrix, row = None, part.scores[i, 0, :length]
-    if method.option("rows") == "all":
-        matrix = part.scores[i, :length, :length]
-        row = (plan.readout[i, :, :length].to(matrix.dtype) @ matrix)[0]
+    sample: Sample, count: int, i: int, m: int, passes: Sequence[Pass], request: Request, tested: SelfTest
+) -> AnyExplanation:
+    """The i-th sample of a batch as the m-th method explains it, its `count` targets together."""
+    steps = [Step(done, step * done.plan.size + i) for done in passes for step in range(done.plan.steps)][:count]
+    first = steps[0]
+    plan, reading = first.done.plan, first.done.readings[m]
+    about: dict[str, Any] = {
+        "method": str(reading.method),
+        "target": _target(steps, plan.subject),
+        "prediction": _prediction(first.logits, plan.subject) if count == 1 else {},
+        "certificate": _certificate(plan, first.place, request, tested),
+        "provenance": _provenance(plan, first.place, reading, request),
+    }
+    streams: dict[str, Explanation] = {}
+    for stream, axis in sample.axes.items():
+        found = _Axis(stream, len(axis), steps, m, request.per)
+        for units, at in zip(axis.parts, axis.at, strict=True):
+            streams[units.stream] = Explanation(
+                units=units,
+                steps=tuple(step.description["name"] for step in steps) if count > 1 else None,
+                picture=sample.picture if units.boxes is not None else None,
+                **found.arrays(list(at)),
+                **about,
+            )
+    return next(iter(streams.values())) if len(streams) == 1 else JointExplanation(streams)
 
-    def cut(values: Tensor | None) -> Any:
-        return None if values is None else _array(values[i][..., :length])
 
-    return Explanation(
-        units=sample.units,
-        scores=_array(row),
-        method=str(method),
-        target=target.description(logits, plan.subject, float(plan.values[i]), masks=len(sample.masks)),
-        prediction=_prediction(logits, plan.subject),
-        certificate=_certificate(plan, i, request, tested),
-        provenance=_provenance(plan, i, method, fold, request),
-        base_value=None if part.base_value is None else float(part.base_value[i]),
-        matrix=None if matrix is None else _array(matrix),
-        per_layer=cut(part.per_layer),
-        per_head=cut(part.per_head) if request.per == "head" else None,
-        picture=sample.picture,
-    )
+class _Axis:
+    """The scores along one axis, all steps together."""
+
+    def __init__(self, stream: str, length: int, steps: Sequence[Step], m: int, per: str | None) -> None:
+        self.length, self.per = length, per
+        self.parts = [(step.done.parts[m][stream], step.place) for step in steps]
+        plan, method = steps[0].done.plan, steps[0].done.readings[m].method
+        self.every_row = method.option("rows") == "all"
+        self.readout = plan.readouts[stream][steps[0].place, :, :length]
+
+    def arrays(self, at: list[int]) -> dict[str, Any]:
+        part, i = self.parts[0]
+        matrix = None
+        if self.every_row:
+            matrix = part.scores[i, : self.length, : self.length]
+            row = (self.readout.to(matrix.dtype) @ matrix)[0]
+            matrix = matrix[:, at]
+        else:
+            rows = torch.stack([self._whole(part.scores[i, 0]) for part, i in self.parts])
+            row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
+        alone = len(self.parts) == 1
+        return {
+            "scores": _array(row[at]),
+            "matrix": None if matrix is None else _array(matrix),
+            "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
+            "per_layer": self._cut(part.per_layer, i, at) if alone else None,
+            "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
+        }
+
+    def _whole(self, row: Float[Tensor, "unit"]) -> Float[Tensor, "unit"]:
+        """A target that depends on the first units alone was explained with them alone."""
+        row = row[: self.length]
+        return torch.cat([row, row.new_zeros(self.length - len(row))])
+
+    def _cut(self, values: Tensor | None, i: int, at: list[int]) -> Any:
+        return None if values is None else _array(values[i][..., at])
+
+
+def _target(steps: Sequence[Step], subject: Subject) -> dict[str, Any]:
+    described = [step.description for step in steps]
+    if len(described) == 1:
+        return described[0]
+    return {
+        "kind": "several",
+        "name": subject.joined([one["name"] for one in described]),
+        "scale": described[0]["scale"],
+        "value": sum(one["value"] for one in described),
+        "steps": described,
+    }
 
 
 def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest) -> dict[str, Any]:
@@ -81,21 +160,23 @@ def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest) -> dict
     }
 
 
-def _provenance(plan: Plan, i: int, method: Method, fold: Fold, request: Request) -> dict[str, Any]:
+def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[str, Any]:
     """Where a result comes from: enough to get it again."""
-    declaration, layers, readout = method.declaration, fold.frame.layers, plan.subject.readout
+    method, readout = reading.method, plan.subject.readout
+    declaration = method.declaration
+    layers = next(iter(reading.layers.values())) if len(reading.layers) == 1 else None
     return {
         "model": plan.subject.name,
         "model_class": type(plan.subject.model).__name__,
         "method": method.name,
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
-        "layers": [layers.start, layers.stop] if "layers" in declaration.has else None,
-        "heads": fold.heads,
+        "layers": [layers.start, layers.stop] if layers is not None and "layers" in declaration.has else None,
+        "heads": reading.any_fold.heads,
         "reading": request.reading,
         "loading": {} if readout == plan.subject.default_readout() else {"readout": readout},
         "citation": declaration.citation,
         "signed": declaration.signed,
-        "linear_in_target": fold.linear_in_target,
+        "linear_in_target": reading.any_fold.linear_in_target,
         "input": plan.fingerprints[i],
         "parts": declaration.parts,
     }

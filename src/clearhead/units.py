@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -73,6 +73,45 @@ class Units:
     def drop_special(self) -> Int[np.ndarray, "kept"]:
         """Indices of the units that are not special."""
         return np.flatnonzero(~np.asarray(self.special, dtype=bool))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The units along one axis of attention: those of one stream, or of several that share one sequence."""
+
+    parts: tuple[Units, ...]
+    at: tuple[tuple[int, ...], ...]  # where the units of each part stand
+
+    @classmethod
+    def of(cls, *parts: Units) -> "Axis":
+        """Parts that follow each other.
+
+        >>> axis = Axis.of(numbered(2, "text"), numbered(3, "regions"))
+        >>> axis.at
+        ((0, 1), (2, 3, 4))
+        """
+        ends = [0, *accumulate(len(part) for part in parts)]
+        return cls(parts, tuple(tuple(range(start, stop)) for start, stop in pairwise(ends)))
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def special(self) -> tuple[bool, ...]:
+        flags = [False] * len(self)
+        for part, at in zip(self.parts, self.at, strict=True):
+            for place, flag in zip(at, part.special, strict=True):
+                flags[place] = flag
+        return tuple(flags)
+
+    @property
+    def places(self) -> Float[np.ndarray, "unit axis"]:
+        """Where each unit lies in its own stream."""
+        wide = max(part.places.shape[1] for part in self.parts)
+        places = np.zeros((len(self), wide))
+        for part, at in zip(self.parts, self.at, strict=True):
+            places[list(at), : part.places.shape[1]] = part.places
+        return places
 
 
 def patches(grid: tuple[int, int], before: Sequence[str] = (), stream: str = "image") -> Units:

@@ -7,7 +7,6 @@ import torch
 
 import clearhead
 from clearhead.methods import REGISTRY, Fold, register
-from clearhead.recording import returned
 from clearhead.recording.interface import blocks_of
 from clearhead.recording.tape import Ask
 from tests import models
@@ -131,19 +130,6 @@ def test_truncation_stays_with_the_call(subject):
     assert first.certificate["truncated_tokens"] > 0
     assert again.tokens == first.tokens
     users.assert_untouched()
-
-
-def test_what_transformers_installs_for_good_is_removed():
-    """Asked to return attentions, many models keep hooks and a flag: the path that asks for them takes both back."""
-    users = Users("bert/classify", "eager")
-    batch = cases.collated(clearhead.load(users.model, users.processor), users.inputs)
-    users.model.eval()
-    before = users.now()
-    with torch.no_grad(), returned.capture(users.model, layers=True) as reader:
-        calls = reader.calls(users.model(**batch, output_attentions=True))
-        assert any("hooks" in change for change in snapshot.changes(before, users.now()))
-    assert len(calls) == 3 and all(call.block_input is not None for call in calls)
-    assert snapshot.changes(before, users.now()) == []
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_equal_to_returned_attentions_under_eager(subject):
     def value(output):
         return output.logits.flatten(1)[:, 1] * 0.7 + output.logits.flatten(1)[:, 2] ** 2
 
-    tape = Recorder(ex.subject.model).record(batch, value, ASKS, leaf=ex.subject.leaf)
+    tape = Recorder(ex.subject.model).record(batch, value, ASKS, leaves=(ex.subject.leaf,))
     starts = []
     if ex.subject.leaf == "input_ids":
         starter = twin.get_input_embeddings().register_forward_hook(lambda m, a, out: starts.append(out) or out)
@@ -40,9 +40,10 @@ def test_equal_to_returned_attentions_under_eager(subject):
     layers = len(output.attentions)
     real = [*output.attentions, *output.hidden_states[:layers], starts[0]]
     gradients = torch.autograd.grad(value(output).sum(), real)
-    got = [call.attention for call in tape.calls] + [call.block_input for call in tape.calls] + [tape.inputs]
+    got = [call.attention for call in tape.calls] + [call.block_input for call in tape.calls]
+    got.append(tape.inputs[ex.subject.leaf])
     got_gradients = [call.attention_gradient for call in tape.calls]
-    got_gradients += [call.block_input_gradient for call in tape.calls] + [tape.input_gradient]
+    got_gradients += [call.block_input_gradient for call in tape.calls] + [tape.input_gradient[ex.subject.leaf]]
     assert len(got) == len(real) == 2 * layers + 1
     for mine, yours in zip([*got, *got_gradients], [*real, *gradients], strict=True):
         assert yours.any() and torch.isfinite(mine).all()
@@ -115,7 +116,8 @@ def test_a_target_of_the_embeddings_alone():
         {**batch, "output_hidden_states": True}, lambda output: output.hidden_states[0][:, 1, 0], ASKS
     )
     assert not any(call.attention_gradient.any() for call in tape.calls)
-    assert tape.input_gradient[:, 1].any() and not tape.input_gradient[:, 2:].any()
+    gradient = tape.input_gradient["input_ids"]
+    assert gradient[:, 1].any() and not gradient[:, 2:].any()
 
 
 def test_a_target_that_is_cut_off_says_so():
@@ -130,7 +132,7 @@ def test_limited_layers_are_the_same_calls():
     recorder = Recorder(ex.subject.model)
     whole = recorder.record(batch, _value, ASKS[:2]).calls
     for chosen in (range(2, 3), range(1, 3), range(0, 2), range(1, 2)):
-        some = recorder.record(batch, _value, ASKS[:2], layers=chosen).calls
+        some = recorder.record(batch, _value, ASKS[:2], places=chosen).calls
         assert [call.layer for call in some] == list(chosen)
         for call in some:
             assert torch.equal(call.attention_gradient, whole[call.layer].attention_gradient)

@@ -33,7 +33,8 @@ def test_recorded_in_float32(subject, dtype):
     assert ex.subject.model.dtype == dtype
     for call in tape.calls:
         assert {part.dtype for _, part in call.tensors()} == {torch.float32}
-    assert tape.inputs.dtype == tape.input_gradient.dtype == tape.value.dtype == torch.float32
+    (inputs,), (gradient,) = tape.inputs.values(), tape.input_gradient.values()
+    assert inputs.dtype == gradient.dtype == tape.value.dtype == torch.float32
     assert ex.explain(models.inputs(subject)[0]).certificate["dtype"] == str(dtype).removeprefix("torch.")
 
 

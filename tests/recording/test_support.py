@@ -7,7 +7,7 @@ import torch
 
 from clearhead.explainer import Plan
 from clearhead.methods import REGISTRY, Method
-from clearhead.plan import fold_for
+from clearhead.plan import Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.subjects import How
 from clearhead.targets import make_target
@@ -85,15 +85,15 @@ def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
     asks = {ask for name in cases.METHODS if cases.applies(name, subject) for ask in REGISTRY[name].declaration.asks}
     tape = ex.record(raws, asks)
     samples = [sample for raw in raws for sample in ex.subject.samples(raw, How())]
-    plan = Plan(ex.subject, samples, [make_target(None)] * len(samples))
+    plan = Plan(ex.subject, samples, [[make_target(None)]] * len(samples))
     for name in cases.METHODS:
         if not cases.applies(name, subject):
             continue
-        fold = fold_for(Method(name), plan, len(tape.calls))
+        reading = Reading(Method(name), plan, ex.recorder.tested)
         for call in reversed(tape.calls):
-            if call.layer in fold.frame.layers and call.attention is not None:
-                fold.fold(call)
-        scores = fold.finish(tape).scores[:, 0]
+            if call.attention is not None:
+                reading.visit(call)
+        scores = reading.finish(tape)[ex.subject.stream].scores[:, 0]
         for i, e in enumerate(cases.batched(subject)[name]):
             size = cases.size(e, cases.batched(subject))
             assert cases.gap(scores[i, : len(e)], e.scores, size) <= 1e-12, name

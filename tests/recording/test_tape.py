@@ -70,7 +70,7 @@ def test_models_that_return_attentions_have_no_values():
         with pytest.raises(clearhead.Refusal, match=r"DebertaV2ForSequenceClassification ignores .* interface"):
             ex.record(inputs("deberta/classify"), (ask,))
     tape = ex.record(inputs("deberta/classify"), ("attention_gradient", "block_input_gradient"))
-    assert [call.module for call in tape.calls] == [f"deberta.encoder.layer.{i}" for i in range(3)]
+    assert [call.module for call in tape.calls] == [f"deberta.encoder.layer.{i}.attention.self" for i in range(3)]
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "vit/image"])

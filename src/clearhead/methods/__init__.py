@@ -6,6 +6,7 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     attention_gradcam,
     cat,
     generic,
+    generic_across,
     grad_sam,
     input_x_gradient,
     position,
@@ -13,6 +14,28 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     rollout,
     saliency,
 )
-from clearhead.methods.base import REGISTRY, Declaration, Fold, Frame, Method, Scores, register
+from clearhead.methods.base import (
+    ACROSS,
+    REGISTRY,
+    AcrossFold,
+    Declaration,
+    Fold,
+    Frame,
+    Method,
+    Scores,
+    across,
+    register,
+)
 
-__all__ = ["REGISTRY", "Declaration", "Fold", "Frame", "Method", "Scores", "register"]
+__all__ = [
+    "ACROSS",
+    "REGISTRY",
+    "AcrossFold",
+    "Declaration",
+    "Fold",
+    "Frame",
+    "Method",
+    "Scores",
+    "across",
+    "register",
+]

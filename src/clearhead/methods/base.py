@@ -61,6 +61,7 @@ class Frame:
     seeds: tuple[int, ...]
     places: Float[Tensor, "batch unit axis"]
     layers: range = range(0)
+    stream: str = ""
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:
@@ -88,6 +89,10 @@ class Fold:
         self.heads: list[int] | None = None  # the heads that were chosen; None for all
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
+
+    @property
+    def frames(self) -> dict[str, Frame]:
+        return {self.frame.stream: self.frame}
 
     @property
     def linear_in_target(self) -> bool:
@@ -121,6 +126,42 @@ class Fold:
         )
 
 
+@dataclass
+class AcrossFold:
+    """What a method does where streams look at each other: one fold over the calls of all of them.
+
+    `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. Subclasses have
+    the options of the method for one stream.
+    """
+
+    declaration: ClassVar[Declaration]
+    frames: dict[str, Frame] = field(repr=False, kw_only=True)
+    layers: dict[tuple[str, str], range] = field(repr=False, kw_only=True)
+    linear_in_target: ClassVar[bool] = False
+    reads_the_readout: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.heads: list[int] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Set up the state before the first call."""
+
+    def visit(self, call: Call) -> None:
+        """Fold one call into the state."""
+
+    def fold(self, call: Call) -> None:
+        self.visit(call if self.heads is None else call.with_heads(self.heads))
+
+    def finish(self, tape: Tape) -> dict[str, Scores]:
+        """The scores of each stream's units."""
+        raise NotImplementedError
+
+    def speaks(self, stream: str) -> bool:
+        """Whether rows of this stream are read."""
+        return bool(self.frames[stream].readout.any())
+
+
 def push(
     rows: Float[Tensor, "batch row query"], maps: Float[Tensor, "batch head query key"]
 ) -> Float[Tensor, "batch head row key"]:
@@ -134,6 +175,9 @@ def push(
 
 
 REGISTRY: dict[str, type[Fold]] = {}
+#: What a method does where streams look at each other, for those that say.
+ACROSS: dict[str, type[AcrossFold]] = {}
+A = TypeVar("A", bound=type[AcrossFold])
 M = TypeVar("M", bound=type[Fold])
 
 
@@ -158,6 +202,18 @@ def register(name: str, *, asks: tuple[str, ...] = (), **declared: Any) -> Calla
         cls.declaration = Declaration(name=name, asks=check_asks(asks), has=has, **declared)
         made = dataclass(cls)  # options are plain fields of the class
         REGISTRY[name] = made
+        return made  # type: ignore[return-value]
+
+    return decorate
+
+
+def across(name: str) -> Callable[[A], A]:
+    """Say what a registered method does where streams look at each other."""
+
+    def decorate(cls: A) -> A:
+        cls.declaration = REGISTRY[name].declaration
+        made = dataclass(cls)
+        ACROSS[name] = made
         return made  # type: ignore[return-value]
 
     return decorate

@@ -46,4 +46,5 @@ class InputXGradient(Fold):
 
     def finish(self, tape: Tape) -> Scores:
         assert tape.inputs is not None and tape.input_gradient is not None
-        return Scores(reduced(tape.inputs * tape.input_gradient, self.reduce)[:, None])
+        stream = self.frame.stream
+        return Scores(reduced(tape.inputs[stream] * tape.input_gradient[stream], self.reduce)[:, None])

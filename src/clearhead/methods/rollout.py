@@ -4,11 +4,17 @@
 
 pushed as a row from the last layer to the first; no matrices are multiplied. `per_layer[l]` is the same read-out taken
 after layer l (R^l[p, :] of the paper's figures).
+
+Where a stream s looks at another, q, the two rollouts meet in the last map between them (Chefer et al., 2021):
+
+    R_sq = R_ssᵀ · E_h A_sq · R_qq
 """
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from clearhead.methods.base import Fold, Scores, register
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, register
 from clearhead.recording.tape import Call, Tape
 
 
@@ -40,3 +46,30 @@ class Rollout(Fold):
         if self.one_row:
             return Scores(self.rows[:, -1:], per_layer=self.rows)
         return Scores(self.rows)
+
+
+@across("rollout")
+class RolloutAcross(AcrossFold):
+    def begin(self) -> None:
+        self.maps: list[tuple[str, str, Float[Tensor, "batch query key"]]] = []
+
+    def visit(self, call: Call) -> None:
+        self.maps.append((call.query_stream, call.key_stream, call.mean_attention))
+
+    def finish(self, tape: Tape) -> dict[str, Scores]:
+        rolled = {stream: _identity(frame) for stream, frame in self.frames.items()}
+        between: dict[tuple[str, str], Tensor] = {}
+        for looks, seen, attention in reversed(self.maps):  # the first call first
+            if looks == seen:
+                rolled[looks] = (attention @ rolled[looks] + rolled[looks]) / 2
+            else:
+                between[looks, seen] = rolled[looks].mT @ attention @ rolled[seen]
+        rows = {stream: frame.readout @ rolled[stream] for stream, frame in self.frames.items()}
+        for (looks, seen), rollout in between.items():
+            rows[seen] = rows[seen] + self.frames[looks].readout @ rollout
+        return {stream: Scores(row) for stream, row in rows.items()}
+
+
+def _identity(frame: Frame) -> Float[Tensor, "batch unit unit"]:
+    batch, _, width = frame.readout.shape
+    return torch.eye(width, dtype=frame.readout.dtype, device=frame.readout.device).expand(batch, width, width)

@@ -24,4 +24,4 @@ class Saliency(Fold):
 
     def finish(self, tape: Tape) -> Scores:
         assert tape.input_gradient is not None
-        return Scores(reduced(tape.input_gradient, self.reduce)[:, None])
+        return Scores(reduced(tape.input_gradient[self.frame.stream], self.reduce)[:, None])

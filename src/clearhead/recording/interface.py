@@ -1,11 +1,13 @@
 """Recording through transformers' attention interface: one registered function that delegates to the model's own
-eager attention, so position biases, soft caps, sinks, windows and grouped heads stay exact."""
+eager attention, so position biases, soft caps, sinks, windows and grouped heads stay exact. Modules that ignore the
+interface are heard through what they return (`returned.py`), and registered ones through their function (`own.py`)."""
 
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from clearhead.errors import Refusal
+from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 
@@ -33,6 +36,7 @@ class Captured:
     output: Float[Tensor, "batch query head width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
     run: Run | None = None
+    nth: int = 0  # a shared module is called several times
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -59,18 +63,22 @@ class Captured:
         return float(gap / self.output.abs().max().clamp(min=1e-12))
 
 
-class _Listener:
+class Listener:
     """Collects the calls of the pass that runs in this thread."""
 
     def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch) -> None:
         self.model, self.blocks, self.watch = type(model).__name__, blocks, watch
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
+        self.heard: Counter[int] = Counter()  # how often each module was
 
     def name_of(self, module: nn.Module) -> str:
         return self.names.get(id(module), type(module).__name__)
 
-    def hear(self, module: nn.Module, attention: Tensor, values: Tensor, output: Tensor) -> None:
+    def hear(
+        self, module: nn.Module, attention: Tensor | None, values: Tensor | None = None, output: Tensor | None = None
+    ) -> None:
+        self.heard[id(module)] += 1
         if attention is None:
             raise Refusal(
                 f"{self.model}: the eager attention of {self.name_of(module)} ({type(module).__name__}) returns no "
@@ -83,8 +91,14 @@ class _Listener:
                 values=values,
                 output=output,
                 run=self.watch.of(self.blocks.get(id(module))),
+                nth=self.heard[id(module)] - 1,
             )
         )
+
+    @property
+    def listening(self) -> bool:
+        """Hooks fire in every thread that uses the model; only the recorded pass is listened to."""
+        return getattr(_active, "listener", None) is self
 
 
 _active = threading.local()
@@ -130,23 +144,29 @@ def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor
 
 
 @contextmanager
-def capture(model: nn.Module, layers: bool = False, projections: bool = False) -> Iterator[list[Captured]]:
+def capture(
+    model: nn.Module, layers: bool = False, projections: bool = False, implementation: str = NAME
+) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
-    `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections.
+    `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
+    `implementation` is "eager" for models that have a table of attention functions of their own.
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = _Listener(model, blocks, watch)
-    handles = list(watch.handles)
+    listener = Listener(model, blocks, watch)
+    handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [
             module.register_forward_pre_hook(_recognise_projection(listener))
             for module in model.modules()
             if getattr(getattr(module, "weight", None), "ndim", 0) == 2
         ]
-    outer: _Listener | None = getattr(_active, "listener", None)
-    with hooks(handles), attention_implementation(model, NAME):
+    outer: Listener | None = getattr(_active, "listener", None)
+    with ExitStack() as stack:
+        stack.enter_context(hooks(handles))
+        stack.enter_context(own.heard(model, listener))
+        stack.enter_context(attention_implementation(model, implementation))
         _active.listener = listener
         try:
             yield listener.calls
@@ -154,17 +174,12 @@ def capture(model: nn.Module, layers: bool = False, projections: bool = False) -
             _active.listener = outer
 
 
-def _listening(listener: _Listener) -> bool:
-    """Hooks fire in every thread that uses the model; only the recorded pass is listened to."""
-    return getattr(_active, "listener", None) is listener
-
-
-def _recognise_projection(listener: _Listener) -> Callable[..., None]:
+def _recognise_projection(listener: Listener) -> Callable[..., None]:
     """The linear map that is fed the attention's own output is its output projection, whatever it is called."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
         last = listener.calls[-1] if listener.calls else None
-        if not _listening(listener) or last is None or last.output is None or not args:
+        if not listener.listening or last is None or last.output is None or not args:
             return
         fresh = last.output_projection is None and isinstance(args[0], Tensor)
         if fresh and _same_numbers(args[0], last.output):

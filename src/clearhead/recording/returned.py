@@ -1,47 +1,63 @@
-"""Recording through returned attentions, for models that ignore the attention interface (DeBERTa and its kin).
+"""Recording through what attention modules return, for models that ignore the attention interface (LXMERT, DeBERTa …).
 
-Switching their implementation does nothing, in silence; but the probabilities they return are in the graph."""
+Switching their implementation does nothing, in silence; but the probabilities that they return, some only when asked,
+are in the graph."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from clearhead.errors import Refusal
-from clearhead.recording.blocks import Watch, blocks_of
-from clearhead.recording.interface import Captured
-from clearhead.recording.scope import attention_implementation, hooks, same_attributes
-
-
-class Returned:
-    """Reads the calls out of a model's output after the forward pass."""
-
-    def __init__(self, layers: list[tuple[str, nn.Module]], watch: Watch) -> None:
-        self.layers, self.watch = layers, watch
-
-    def calls(self, output: Any) -> list[Captured]:
-        attentions = getattr(output, "attentions", None) or ()
-        if any(attention is None for attention in attentions):
-            raise Refusal("the model returns no attention: load it with attn_implementation='eager'")
-        if len(attentions) != len(self.layers):
-            return [Captured(f"attentions.{place}", attention) for place, attention in enumerate(attentions)]
-        pairs = zip(self.layers, attentions, strict=True)
-        return [Captured(name, attention, run=self.watch.of(layer)) for (name, layer), attention in pairs]
+if TYPE_CHECKING:
+    from clearhead.recording.interface import Listener
 
 
-@contextmanager
-def capture(model: nn.Module, layers: bool = False) -> Iterator[Returned]:
-    """Give the model `output_attentions=True` inside the `with`, then ask `.calls(output)`."""
-    holding = attention_layers(model)
-    with same_attributes(model), attention_implementation(model, "eager"):
-        watch = Watch([layer for _, layer in holding] if layers else ())
-        with hooks(watch.handles):
-            yield Returned(holding, watch)
+def handles(model: nn.Module, listener: "Listener") -> list[RemovableHandle]:
+    """Ask each innermost attention module for its probabilities, and hear those that the interface did not."""
+    found: list[RemovableHandle] = []
+    for module in attention_modules(model):
+        ear = _Ear(module, listener)
+        found.append(module.register_forward_pre_hook(ear.ask, with_kwargs=True))
+        found.append(module.register_forward_hook(ear.hear))
+    return found
 
 
-def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers (items of a ModuleList) that hold an attention module, in order."""
-    blocks = blocks_of(model)
-    holding = {id(blocks[id(m)]) for m in model.modules() if "Attention" in type(m).__name__ and id(m) in blocks}
-    return [(name, module) for name, module in model.named_modules() if id(module) in holding]
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that are called attention and hold no other that is (what is called an output is none)."""
+    named = [module for module in model.modules() if _is_attention(module)]
+    known = {id(module) for module in named}
+    return [m for m in named if not any(id(inner) in known for inner in m.modules() if inner is not m)]
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """By its class or one that it extends."""
+    return any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in type(module).__mro__)
+
+
+class _Ear:
+    """Listens to one module."""
+
+    def __init__(self, module: nn.Module, listener: "Listener") -> None:
+        self.listener = listener
+        names = list(inspect.signature(module.forward).parameters)
+        self.place = names.index("output_attentions") if "output_attentions" in names else None
+        self.before = 0
+
+    def ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.listener.listening:
+            return None
+        self.before = self.listener.heard[id(module)]
+        if self.place is None:
+            return None
+        if len(args) > self.place:
+            return (*args[: self.place], True, *args[self.place + 1 :]), kwargs
+        return args, {**kwargs, "output_attentions": True}
+
+    def hear(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        through_interface = self.listener.heard[id(module)] > self.before
+        if not self.listener.listening or through_interface or not isinstance(output, tuple):
+            return
+        maps = [part for part in output[1:] if isinstance(part, Tensor) and part.dim() == 4]
+        if maps:
+            self.listener.hear(module, maps[0])

@@ -99,25 +99,6 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def same_attributes(model: nn.Module) -> Iterator[None]:
-    """Undo hooks and flags that transformers installs for good when asked to return its attentions."""
-    attributes = [(module, set(module.__dict__)) for module in model.modules()]
-    installed = [(getattr(module, name), dict(getattr(module, name))) for module, _ in attributes for name in _HOOKS]
-    try:
-        yield
-    finally:
-        for module, names in attributes:
-            for name in set(module.__dict__) - names:
-                del module.__dict__[name]
-        for now, before in installed:
-            now.clear()
-            now.update(before)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
-
-
-@contextmanager
 def hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
     """Remove these hooks at the end, whatever happens."""
     try:

@@ -1,9 +1,9 @@
 """Recorded = real, or a loud refusal: what the recorder checks about a model on first use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,59 +16,88 @@ from clearhead.recording.scope import at_rest, hooks
 #: How far recorded logits may lie from the untouched model's, relative to the largest logit.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
-#: A recorded forward pass: inputs and path → the model's output, its calls, the starts of the graph.
-Forward = Callable[..., tuple[Any, list[Captured], list[Tensor]]]
+#: A recorded forward pass: inputs and implementation → the model's output, its calls, the starts of the graph.
+Forward = Callable[..., tuple[Any, list[Captured], dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call stands: whose queries look at whose keys, in which layer of those that these two share."""
+
+    module: str
+    query_stream: str
+    key_stream: str
+    layer: int
+    shape: tuple[int, int, int]  # batch, queries and keys
+    heads: int
 
 
 @dataclass
 class SelfTest:
     """What the recorder found out about a model on first use."""
 
-    path: str
+    path: Literal["interface", "returned"]
+    implementation: str
     capture_error: float
     rebuild_error: float | None
-    shapes: tuple[tuple[int, int, int], ...]  # batch, queries and keys of each call
+    places: tuple[Place, ...]
 
     @property
     def calls(self) -> int:
-        return len(self.shapes)
+        return len(self.places)
+
+    def layers(self, query_stream: str, key_stream: str) -> int:
+        """How many layers of attention these two streams share."""
+        return sum((place.query_stream, place.key_stream) == (query_stream, key_stream) for place in self.places)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether one stream looks at another."""
+        return any(place.query_stream != place.key_stream for place in self.places)
 
 
-def self_test(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> SelfTest:
+def self_test(
+    model: nn.Module,
+    forward: Forward,
+    inputs: Mapping[str, Any],
+    placed: Callable[[Sequence[Captured]], list[Place]],
+) -> SelfTest:
     """Count calls against layers, rebuild each attention output, compare logits with those of the untouched model."""
     with at_rest(model), torch.no_grad():
-        path, calls = _find_path(model, forward, inputs)
-        _check_count(model, calls, path)
-        rebuild_error = _check_rebuilt(model, calls) if path == "interface" else None
-        capture_error = _check_logits(model, partial(forward, path=path), inputs)
-        if path == "interface":
+        implementation, calls = _find_implementation(model, forward, inputs)
+        _check_count(model, calls)
+        rebuilt = [call for call in calls if call.output is not None]
+        rebuild_error = _check_rebuilt(model, rebuilt) if rebuilt else None
+        chosen = partial(forward, implementation=implementation)
+        capture_error = _check_logits(model, chosen, inputs)
+        if rebuilt:
             # A padding mask that gets lost shows only where something is hidden.
-            _check_logits(model, partial(forward, path=path), _last_hidden(inputs), " and part of the input is padding")
-    shapes = tuple((len(call.attention), *call.attention.shape[2:]) for call in calls)
-    return SelfTest(path, capture_error, rebuild_error, shapes)
+            _check_logits(model, chosen, _last_hidden(inputs), " and part of the input is padding")
+    path: Literal["interface", "returned"] = "interface" if len(rebuilt) == len(calls) else "returned"
+    return SelfTest(path, implementation, capture_error, rebuild_error, tuple(placed(calls)))
 
 
-def _find_path(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> tuple[str, list[Captured]]:
-    for path in ("interface", "returned"):
+def _find_implementation(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> tuple[str, list[Captured]]:
+    for implementation in (NAME, "eager"):
         try:
-            _, calls, _ = forward(inputs, path=path)
+            _, calls, _ = forward(inputs, implementation=implementation)
         except KeyError as problem:
             if problem.args != (NAME,):
                 raise
             continue  # a table of attention functions of its own, as ModernBERT had in transformers 5.0
         if calls:
-            return path, calls
+            return implementation, calls
     raise Refusal(
         f"{type(model).__name__} made no attention call that could be recorded: is it a model without attention?"
     )
 
 
-def _check_count(model: nn.Module, calls: list[Captured], path: str) -> None:
-    expected = expected_calls(model.config)
+def _check_count(model: nn.Module, calls: list[Captured]) -> None:
+    expected = expected_calls(getattr(model, "config", None))
     if expected is not None and len(calls) != expected:
         raise Refusal(
-            f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded through the "
-            f"{path}: " + ", ".join(call.module for call in calls)
+            f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded: "
+            + ", ".join(call.module for call in calls)
         )
 
 

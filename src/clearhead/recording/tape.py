@@ -92,25 +92,31 @@ class Call:
 
 @dataclass
 class Tape:
-    """The calls of one pass in order, with the input vectors of the units if they were asked for."""
+    """The calls of one pass in order, with the input vectors of the units, by stream, if they were asked for."""
 
     calls: list[Call] = field(default_factory=list)
-    inputs: Float[Tensor, "batch unit feature"] | None = None
-    input_gradient: Float[Tensor, "batch unit feature"] | None = None
+    inputs: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
+    input_gradient: "dict[str, Float[Tensor, 'batch unit feature']] | None" = None
     logits: Float[Tensor, "batch label"] | None = None
     value: Float[Tensor, "batch"] | None = None
     truncated_tokens: tuple[int, ...] = ()
 
-    WHOLE = ("inputs", "input_gradient", "logits", "value")
+    WHOLE = ("logits", "value")
+    BY_STREAM = ("inputs", "input_gradient")
 
     def to(self, device: torch.device | str) -> "Tape":
         whole = {name: getattr(self, name) for name in self.WHOLE}
-        moved = {name: part.to(device) for name, part in whole.items() if part is not None}
+        moved: dict[str, Any] = {name: part.to(device) for name, part in whole.items() if part is not None}
+        for name in self.BY_STREAM:
+            if (parts := getattr(self, name)) is not None:
+                moved[name] = {stream: part.to(device) for stream, part in parts.items()}
         return replace(self, calls=[call.to(device) for call in self.calls], **moved)
 
     def save(self, path: str | Path) -> Path:
         """Write every tensor to one safetensors file."""
         tensors = {name: part for name in self.WHOLE if (part := getattr(self, name)) is not None}
+        for name in self.BY_STREAM:
+            tensors |= {f"{name}.{stream}": part for stream, part in (getattr(self, name) or {}).items()}
         for place, call in enumerate(self.calls):
             tensors |= {f"calls.{place}.{name}": part for name, part in call.tensors()}
         about = [{name: getattr(call, name) for name in _PLAIN} for call in self.calls]
@@ -137,7 +143,10 @@ class Tape:
             if name.startswith("calls."):
                 _, place, which = name.split(".")
                 setattr(calls[int(place)], which, part)
-        whole = {name: part for name, part in tensors.items() if name in cls.WHOLE}
+        whole: dict[str, Any] = {name: part for name, part in tensors.items() if name in cls.WHOLE}
+        for name in cls.BY_STREAM:
+            found = {key.removeprefix(f"{name}."): part for key, part in tensors.items() if key.startswith(f"{name}.")}
+            whole[name] = found or None
         return cls(calls, **whole, truncated_tokens=tuple(about["truncated_tokens"]))
 
 
@@ -156,3 +165,7 @@ def check_asks(asks: str | Iterable[str]) -> Asks:
         raise unknown("ask", ask, get_args(Ask))
     wanted: set[Any] = given | {GRADIENTS[ask] for ask in given if ask in GRADIENTS}
     return frozenset(wanted)
+
+
+#: Asks whose tensors lie along the units, so that they must have the units' length.
+ALONG_UNITS: Asks = check_asks(f"{name}_gradient" for name in DIFFERENTIABLE)

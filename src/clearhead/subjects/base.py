@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.targets import MaskedWord, Target
-from clearhead.units import Units
+from clearhead.units import Axis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
 Readout = str | int
@@ -22,13 +22,25 @@ Readout = str | int
 
 @dataclass
 class Sample:
-    """One input, ready for the model (tensors without a batch axis)."""
+    """One input, ready for the model (tensors without a batch axis), and the units along each axis of attention."""
 
     inputs: dict[str, Tensor]
-    units: Units
+    axes: dict[str, Axis]
     dropped: int = 0
     masks: tuple[int, ...] = ()
     picture: UInt8[np.ndarray, "height width 3"] | None = None
+
+    @classmethod
+    def of(cls, inputs: dict[str, Tensor], units: Units, **more: Any) -> "Sample":
+        """A sample of one stream."""
+        return cls(inputs, {units.stream: Axis.of(units)}, **more)
+
+    @property
+    def units(self) -> Units:
+        """The units of a sample of one stream."""
+        (axis,) = self.axes.values()
+        (units,) = axis.parts
+        return units
 
     def seed(self, seed: int) -> int:
         """A random seed that depends on the content alone, never on the place in a batch."""
@@ -72,6 +84,8 @@ class Subject(ABC):
     leaf: ClassVar[str]
     #: Endings of the class names of models that this subject stands for.
     endings: ClassVar[tuple[str, ...]] = ()
+    #: The modules that look words up, where the model itself does not say.
+    lookups: ClassVar[Sequence[nn.Module] | None] = None
 
     #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
@@ -102,24 +116,48 @@ class Subject(ABC):
         """The batch that the model is called with, padded where lengths differ."""
 
     @abstractmethod
-    def to_units(
-        self, vectors: Float[Tensor, "batch *leaf"], samples: Sequence[Sample]
-    ) -> Float[Tensor, "batch unit feature"]:
-        """The leaf (embeddings or pixels) arranged as one vector per unit."""
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch *leaf']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        """The leaves (embeddings, pixels …) as one vector per unit, along each axis."""
 
     @abstractmethod
     def example(self) -> Any:
         """Any small valid input, to test the recorder on."""
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
-        """The scores of all classes."""
+        """The scores of all classes. Samples may come several times, all of them once for each step."""
         if any(isinstance(target.wanted, MaskedWord) or target.mask is not None for target in targets):
             raise InputError(f"{type(self.model).__name__} has no masked word to guess: give a label or an index")
-        return output.logits
+        return output.logits.repeat(len(samples) // len(output.logits), 1)
 
     def rows(self, sample: Sample, target: Target) -> dict[int, float]:
-        """Which units' rows are read, and how much each counts."""
+        """Which units' rows are read, and how much each counts, in a model of one stream."""
         return read_rows(self.readout, sample.units)
+
+    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        """The rows that are read along each axis; an axis that only others look at has none."""
+        return {} if self.readout is None else {self.stream: self.rows(sample, target)}
+
+    def streams_of(self, module: str, nth: int) -> tuple[str, str]:
+        """Whose queries look at whose keys in the n-th call of an attention module."""
+        return self.stream, self.stream
+
+    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+        """The inputs whose vectors the gradients go to."""
+        return (self.leaf,) if self.leaf in batch else ("inputs_embeds",)
+
+    def steps(self, sample: Sample, target: Target) -> list[Target]:
+        """The targets that one request stands for: one, unless it asks for several steps or detections."""
+        return [target]
+
+    def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
+        """The sample without what none of these targets can depend on."""
+        return sample
+
+    def joined(self, names: Sequence[str]) -> str:
+        """What several steps together are called."""
+        return ", ".join(names)
 
     def label_index(self, label: str | int) -> int:
         if isinstance(label, str):
@@ -156,7 +194,7 @@ class Subject(ABC):
         return argument in inspect.signature(base_model(self.model).forward).parameters
 
 
-def read_rows(readout: Readout | None, units: Units) -> dict[int, float]:
+def read_rows(readout: Readout | None, units: Units | Axis) -> dict[int, float]:
     """Which rows a read-out reads, with their weights.
 
     >>> from clearhead.units import patches

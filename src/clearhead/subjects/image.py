@@ -23,7 +23,7 @@ from clearhead.subjects.base import (
     split_mapping,
 )
 from clearhead.targets import Target
-from clearhead.units import patches
+from clearhead.units import Units, patches
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ImageSubject(Subject):
             raise InputError(f"the model takes pictures of {expected} pixels, not {size[0]} × {size[1]}")
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : grid[0] * high, : grid[1] * wide]
-        return Sample(inputs, patches(grid, layout_of(self.model).before), picture=self._as_seen(seen))
+        return Sample.of(inputs, patches(grid, layout_of(self.model).before), picture=self._as_seen(seen))
 
     def _interpolates(self, size: tuple[int, int]) -> bool:
         expected = getattr(self.model.config, "image_size", None)
@@ -176,18 +176,10 @@ class ImageSubject(Subject):
             return {**batch, "interpolate_pos_encoding": True}
         return batch
 
-    def to_units(
-        self, vectors: Float[Tensor, "batch channel height width"], samples: Sequence[Sample]
-    ) -> Float[Tensor, "batch unit feature"]:
-        """Pixels gathered into their patches; special tokens have none, so theirs are zero."""
-        units = samples[0].units
-        assert units.grid is not None
-        (rows, columns), (high, wide) = units.grid, self.patch_size
-        cut = vectors[:, :, : rows * high, : columns * wide]
-        cells = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, high))  # batch channel row high column wide
-        cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        before = len(units) - cells.shape[1]
-        return torch.cat([cells.new_zeros(len(cells), before, cells.shape[2]), cells], dim=1)
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch channel height width']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        return {self.stream: in_patches(vectors["pixel_values"], samples[0].units, self.patch_size)}
 
 
 @register_subject
@@ -255,6 +247,19 @@ def open_picture(raw: Any) -> Any:
     if isinstance(raw, Image.Image):
         return raw.convert("RGB")
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
+
+
+def in_patches(
+    pixels: Float[Tensor, "batch channel height width"], units: Units, size: tuple[int, int]
+) -> Float[Tensor, "batch unit feature"]:
+    """Pixels gathered into their patches; special tokens have none, so theirs are zero."""
+    assert units.grid is not None
+    (rows, columns), (high, wide) = units.grid, size
+    cut = pixels[:, :, : rows * high, : columns * wide]
+    cells = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, high))  # batch channel row high column wide
+    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    before = len(units) - cells.shape[1]
+    return torch.cat([cells.new_zeros(len(cells), before, cells.shape[2]), cells], dim=1)
 
 
 def _pair(size: Any) -> tuple[int, int]:

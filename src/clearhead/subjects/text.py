@@ -259,7 +259,7 @@ class TextSubject(Subject):
         return {name: value[:length] if value.shape[:1] == (whole,) else value for name, value in part.items()}
 
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
-        return Sample(inputs, units, dropped)
+        return Sample.of(inputs, units, dropped=dropped)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         longest = max(len(sample.units) for sample in samples)
@@ -283,10 +283,11 @@ class TextSubject(Subject):
         stacked = {name: torch.stack(parts).to(self.device) for name, parts in batch.items()}
         return {name: part.to(self.dtype) if part.is_floating_point() else part for name, part in stacked.items()}
 
-    def to_units(
-        self, vectors: Float[Tensor, "batch unit feature"], samples: Sequence[Sample]
-    ) -> Float[Tensor, "batch unit feature"]:
-        return vectors
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        (only,) = vectors.values()
+        return {self.stream: only}
 
     def _token_id(self, kind: str) -> int | None:
         from_processor = getattr(self.processor, f"{kind}_token_id", None)
@@ -405,7 +406,7 @@ class MaskedLanguageModel(TextSubject):
             token = getattr(self.processor, "mask_token", f"id {self.mask}")
             cut = f" ({dropped} tokens were cut off, the masked one may be among them)" if dropped else ""
             raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
-        return Sample(inputs, units, dropped, masks=tuple(masks))
+        return Sample.of(inputs, units, dropped=dropped, masks=tuple(masks))
 
     @property
     def regression(self) -> bool:
@@ -427,7 +428,7 @@ class MaskedLanguageModel(TextSubject):
             sample.masks[0] if target.custom is not None else self.position(sample, target)
             for sample, target in zip(samples, targets, strict=True)
         ]
-        return output.logits[torch.arange(len(places)), places]
+        return output.logits[torch.arange(len(places)) % len(output.logits), places]
 
     def rows(self, sample: Sample, target: Target) -> dict[int, float]:
         if self.readout != "mask":
