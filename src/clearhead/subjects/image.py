@@ -3,12 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
@@ -22,8 +20,9 @@ from clearhead.subjects.base import (
     register_subject,
     split_mapping,
 )
+from clearhead.subjects.pictures import as_seen, in_patches, pair, pixels_of
 from clearhead.targets import Target
-from clearhead.units import Units, patches
+from clearhead.units import patches
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class ImageSubject(Subject):
                 "clearhead does not explain dual encoders yet"
             )
         size = getattr(self.model.config, "image_size", None)
-        if self.kind.startswith("dinov2") and size is not None and len(set(_pair(size))) > 1:
+        if self.kind.startswith("dinov2") and size is not None and len(set(pair(size))) > 1:
             raise Refusal(
                 f"{type(self.model).__name__} takes the root of its number of patches, so config.image_size={size} "
                 "cannot run: keep it square (pictures may be of any shape)"
@@ -92,7 +91,7 @@ class ImageSubject(Subject):
         return layout_of(self.model).readout
 
     def example(self) -> Any:
-        shape = (1, self.channels, *_pair(getattr(self.model.config, "image_size", 32)))
+        shape = (1, self.channels, *pair(getattr(self.model.config, "image_size", 32)))
         # Not a blank picture: where all patches are alike, any attention gives the same output, and nothing is tested.
         return {"pixel_values": torch.linspace(-3, 3, math.prod(shape)).sin().reshape(shape)}
 
@@ -103,9 +102,7 @@ class ImageSubject(Subject):
             return self._given(raw)
         if self.processor is None:
             raise InputError("the model came without an image processor: give pixel_values, or load (model, processor)")
-        picture = open_picture(raw)
-        pixels = torch.as_tensor(np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"][0]))
-        return [self._sample({"pixel_values": pixels})]
+        return [self._sample({"pixel_values": pixels_of(raw, self.processor)})]
 
     def _given(self, raw: Mapping[str, Any]) -> list[Sample]:
         if "pixel_values" not in raw:
@@ -126,32 +123,19 @@ class ImageSubject(Subject):
         if not all(grid) or (self.kind.startswith("swin") and (size[0] % high or size[1] % wide)):
             raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
         if self._interpolates(size) and not self.accepts("interpolate_pos_encoding") and self.kind not in _ANY_SIZE:
-            expected = " × ".join(map(str, _pair(self.model.config.image_size)))
+            expected = " × ".join(map(str, pair(self.model.config.image_size)))
             raise InputError(f"the model takes pictures of {expected} pixels, not {size[0]} × {size[1]}")
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : grid[0] * high, : grid[1] * wide]
-        return Sample.of(inputs, patches(grid, layout_of(self.model).before), picture=self._as_seen(seen))
+        return Sample.of(inputs, patches(grid, layout_of(self.model).before), picture=as_seen(seen, self.processor))
 
     def _interpolates(self, size: tuple[int, int]) -> bool:
         expected = getattr(self.model.config, "image_size", None)
-        return expected is not None and _pair(expected) != size
+        return expected is not None and pair(expected) != size
 
     @property
     def channels(self) -> int:
         return int(getattr(self.model.config, "num_channels", 3))
-
-    def _as_seen(self, pixels: Float[Tensor, "channel height width"]) -> UInt8[np.ndarray, "height width 3"]:
-        """The picture as the model saw it, normalisation undone."""
-        mean, std = getattr(self.processor, "image_mean", None), getattr(self.processor, "image_std", None)
-        shown = pixels.detach().cpu().double().numpy()
-        if mean is not None and std is not None and getattr(self.processor, "do_normalize", True):
-            shown = shown * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
-        else:
-            low, high = shown.min(), shown.max()
-            shown = (shown - low) / max(high - low, 1e-12)
-        if shown.shape[0] != 3:
-            shown = np.repeat(shown[:1], 3, axis=0)
-        return (np.clip(shown, 0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
 
     @property
     def patch_size(self) -> tuple[int, int]:
@@ -161,7 +145,7 @@ class ImageSubject(Subject):
                 f"{type(self.model).__name__} has no patches (patch_size in its configuration), so it seems to be a "
                 "model without attention: clearhead explains transformers"
             )
-        return _pair(size)
+        return pair(size)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         shapes = {tuple(sample.inputs["pixel_values"].shape) for sample in samples}
@@ -215,52 +199,9 @@ class MaskedAutoencoder(ImageSubject):
             )
 
     def example(self) -> Any:
-        (high, wide), (rows, columns) = _pair(self.model.config.image_size), self.patch_size
+        (high, wide), (rows, columns) = pair(self.model.config.image_size), self.patch_size
         count = (high // rows) * (wide // columns)
         return {**super().example(), "noise": torch.arange(count)[None] / count}
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
         raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
-
-
-def open_picture(raw: Any) -> Any:
-    """A PIL picture from a path, an array or a PIL picture."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    if isinstance(raw, str | Path):
-        try:
-            # A camera stores which way up a picture is; transformers' own pipelines turn it, too.
-            return ImageOps.exif_transpose(Image.open(raw)).convert("RGB")
-        except FileNotFoundError:
-            raise InputError(f"there is no picture {str(raw)!r}") from None
-        except UnidentifiedImageError:
-            raise InputError(
-                f"{str(raw)!r} is not a picture that can be opened: its content is no known format"
-            ) from None
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
-            raise InputError(f"{str(raw)!r} is not a picture that can be opened ({problem})") from None
-    if isinstance(raw, np.ndarray):
-        fits = raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] in (3, 4))
-        if not fits or raw.dtype != np.uint8 or not raw.size:
-            raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
-        return Image.fromarray(raw).convert("RGB")
-    if isinstance(raw, Image.Image):
-        return raw.convert("RGB")
-    raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
-
-
-def in_patches(
-    pixels: Float[Tensor, "batch channel height width"], units: Units, size: tuple[int, int]
-) -> Float[Tensor, "batch unit feature"]:
-    """Pixels gathered into their patches; special tokens have none, so theirs are zero."""
-    assert units.grid is not None
-    (rows, columns), (high, wide) = units.grid, size
-    cut = pixels[:, :, : rows * high, : columns * wide]
-    cells = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, high))  # batch channel row high column wide
-    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    before = len(units) - cells.shape[1]
-    return torch.cat([cells.new_zeros(len(cells), before, cells.shape[2]), cells], dim=1)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -1,0 +1,82 @@
+"""Masked language models: the word at a masked position."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.subjects.base import Readout, Sample, register_subject
+from clearhead.subjects.text import TextSubject
+from clearhead.targets import Target
+from clearhead.units import Units
+
+
+@register_subject
+class MaskedLanguageModel(TextSubject):
+    """The word at a masked position; the position is found, not assumed."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
+    masked = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.multi_label = False
+        self.mask = self.words.token_id("mask")
+
+    def default_readout(self) -> Readout | None:
+        return "mask"
+
+    def example(self) -> Any:
+        if self.processor is not None:
+            return f"a {self.processor.mask_token} example"
+        return {"input_ids": torch.full((1, 4), self.mask or 0)}
+
+    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
+        if self.mask is None:
+            raise InputError("the id of the mask token is not known: load the tokenizer together with the model")
+        if "input_ids" not in inputs:
+            raise InputError("the masked position cannot be found in inputs_embeds: give input_ids")
+        masks = (inputs["input_ids"] == self.mask).nonzero().flatten().tolist()
+        if not masks:
+            token = getattr(self.processor, "mask_token", f"id {self.mask}")
+            cut = f" ({dropped} tokens were cut off, the masked one may be among them)" if dropped else ""
+            raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
+        return Sample.of(inputs, units, dropped=dropped, masks=tuple(masks))
+
+    @property
+    def regression(self) -> bool:
+        return False
+
+    def position(self, sample: Sample, target: Target) -> int:
+        which = target.mask or 0
+        if target.mask is None and len(sample.masks) > 1:
+            raise InputError(
+                f"the text has {len(sample.masks)} masked positions: "
+                "choose one with target=clearhead.MaskedWord(word, mask=0)"
+            )
+        if not -len(sample.masks) <= which < len(sample.masks):
+            raise InputError(f"mask={which}, but the text has {len(sample.masks)} masked positions, counted from 0")
+        return sample.masks[which]
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        places = [
+            sample.masks[0] if target.custom is not None else self.position(sample, target)
+            for sample, target in zip(samples, targets, strict=True)
+        ]
+        return output.logits[torch.arange(len(places)) % len(output.logits), places]
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        if self.readout != "mask":
+            return super().rows(sample, target)
+        if target.custom is not None:  # a function of the output may read any of them
+            return dict.fromkeys(sample.masks, 1 / len(sample.masks))
+        return {self.position(sample, target): 1.0}
+
+    def label_index(self, label: str | int) -> int:
+        return self.words.word_id(label, self.model.config.vocab_size)
+
+    def label_name(self, index: int) -> str:
+        return self.words.word(index)

@@ -1,0 +1,77 @@
+"""How pictures are opened, processed, cut into patches, and shown again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.units import Units
+
+
+def pixels_of(raw: Any, processor: Any) -> Float[Tensor, "channel height width"]:
+    """A picture as the model takes it."""
+    made = processor(images=open_picture(raw), return_tensors="np")["pixel_values"][0]
+    return torch.as_tensor(np.asarray(made))
+
+
+def as_seen(
+    pixels: Float[Tensor, "channel height width"], processor: Any = None
+) -> UInt8[np.ndarray, "height width 3"]:
+    """The picture as the model saw it, normalisation undone."""
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    shown = pixels.detach().cpu().double().numpy()
+    if mean is not None and std is not None and getattr(processor, "do_normalize", True):
+        shown = shown * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
+    else:
+        low, high = shown.min(), shown.max()
+        shown = (shown - low) / max(high - low, 1e-12)
+    if shown.shape[0] != 3:
+        shown = np.repeat(shown[:1], 3, axis=0)
+    return (np.clip(shown, 0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0)
+
+
+def open_picture(raw: Any) -> Any:
+    """A PIL picture from a path, an array or a PIL picture."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if isinstance(raw, str | Path):
+        try:
+            # A camera stores which way up a picture is; transformers' own pipelines turn it, too.
+            return ImageOps.exif_transpose(Image.open(raw)).convert("RGB")
+        except FileNotFoundError:
+            raise InputError(f"there is no picture {str(raw)!r}") from None
+        except UnidentifiedImageError:
+            raise InputError(
+                f"{str(raw)!r} is not a picture that can be opened: its content is no known format"
+            ) from None
+        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
+            raise InputError(f"{str(raw)!r} is not a picture that can be opened ({problem})") from None
+    if isinstance(raw, np.ndarray):
+        fits = raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] in (3, 4))
+        if not fits or raw.dtype != np.uint8 or not raw.size:
+            raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
+        return Image.fromarray(raw).convert("RGB")
+    if isinstance(raw, Image.Image):
+        return raw.convert("RGB")
+    raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
+
+
+def in_patches(
+    pixels: Float[Tensor, "batch channel height width"], units: Units, size: tuple[int, int]
+) -> Float[Tensor, "batch unit feature"]:
+    """Pixels gathered into their patches; special tokens have none, so theirs are zero."""
+    assert units.grid is not None
+    (rows, columns), (high, wide) = units.grid, size
+    cut = pixels[:, :, : rows * high, : columns * wide]
+    cells = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, high))  # batch channel row high column wide
+    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    before = len(units) - cells.shape[1]
+    return torch.cat([cells.new_zeros(len(cells), before, cells.shape[2]), cells], dim=1)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
