@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
     from clearhead.explanation import Explanation, from_dict
     from clearhead.explanation import load as open_explanation
+    from clearhead.joint import JointExplanation
     from clearhead.loading import load, models
     from clearhead.methods import Fold, Method, Scores, register
+    from clearhead.recording.own import register_attention
     from clearhead.recording.tape import Call, Tape
     from clearhead.show.html import report
     from clearhead.subjects import Subject, register_subject
-    from clearhead.targets import Contrast, Label, MaskedWord, Predicted
+    from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
     from clearhead.units import Units
 
 # Each name and the module that it comes from: nothing heavy is imported before it is used.
@@ -44,19 +46,26 @@ _WHERE = {
     "Method": "methods",
     "Scores": "methods",
     "register": "methods",
+    "register_attention": "recording.own",
+    "JointExplanation": "joint",
     "Call": "recording.tape",
     "Tape": "recording.tape",
     "report": "show.html",
     "Subject": "subjects",
     "register_subject": "subjects",
+    "Answer": "targets",
     "Contrast": "targets",
+    "Generated": "targets",
     "Label": "targets",
     "MaskedWord": "targets",
     "Predicted": "targets",
+    "Query": "targets",
+    "TokenLabel": "targets",
     "Units": "units",
 }
 
 __all__ = [
+    "Answer",
     "Call",
     "ClearheadError",
     "Comparison",
@@ -64,15 +73,19 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Fold",
+    "Generated",
     "InputError",
+    "JointExplanation",
     "Label",
     "MaskedWord",
     "Method",
     "Predicted",
+    "Query",
     "Refusal",
     "Scores",
     "Subject",
     "Tape",
+    "TokenLabel",
     "Units",
     "aggregate",
     "compare",
@@ -81,6 +94,7 @@ __all__ = [
     "models",
     "open_explanation",
     "register",
+    "register_attention",
     "register_subject",
     "report",
     "to_frame",

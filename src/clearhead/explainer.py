@@ -10,11 +10,12 @@ from clearhead.errors import InputError, Refusal
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.plan import Plan, Reading
+from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
 from clearhead.results import Pass, Request, explanation_of
-from clearhead.subjects.base import How, Sample, Subject
+from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
@@ -56,7 +57,12 @@ class Explainer:
         *,
         text: Any = None,
         image: Any = None,
-        scale: str = "logit",
+        audio: Any = None,
+        regions: Any = None,
+        answer: Any = None,
+        max_new_tokens: int = 32,
+        scale: str | None = None,
+        profile: str | None = None,
         layers: tuple[int | None, int | None] | None = None,
         heads: Sequence[int] | None = None,
         rows: str | None = None,
@@ -76,27 +82,34 @@ class Explainer:
 
         inputs: a text, a pair of texts (tuple), a picture (path, PIL, uint8 array), a mapping of model inputs; or a
         list of these
+        text, image, audio, regions: by name, where a model takes several (lists go together pair by pair)
+        answer: what a language model is to have said; without it, what it says (up to max_new_tokens)
         target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
-        scale: "logit", "probability" or "log-odds"; relevance is not scale-free, so it is part of the result
+        scale: "logit" (by default), "probability" or "log-odds"; relevance is not scale-free, so it is part of the result
+        profile: the settings of an author's released code, quirks included; arguments given beside it win
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
-        raws, single = self._normalised(inputs, text, image)
+        raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
         methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
+        authors = profile_named(profile)
+        if authors is not None:
+            methods = [authors.applied(method) for method in methods]
+            scale = scale or next((s.scale for s in map(authors.settings, {m.name for m in methods}) if s.scale), None)
         if not methods:
             raise InputError("no method was given")
         _check_per(per, methods)
-        how = How(max_length, truncation, _side(truncation_side), tokens)
+        how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens)
         hows = how.each(len(raws))
         samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
         single = single and len(samples) == 1
-        targets = _targets(target, scale, len(samples))
+        targets = _targets(target, scale or "logit", len(samples))
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
-        request = Request(methods, how, per, seed)
+        request = Request(methods, how, per, seed, authors)
         for places in _followed(batches, progress):
             found = self._batch([samples[i] for i in places], [targets[i] for i in places], request)
             for i, explanations in zip(places, found, strict=True):
@@ -110,10 +123,15 @@ class Explainer:
     @torch.inference_mode(False)
     def record(
         self,
-        inputs: Any,
-        asks: str | Iterable[str],
+        inputs: Any = None,
+        asks: str | Iterable[str] = (),
         target: TargetLike | Sequence[TargetLike] = None,
         *,
+        text: Any = None,
+        image: Any = None,
+        audio: Any = None,
+        regions: Any = None,
+        answer: Any = None,
         scale: str = "logit",
         max_length: int | None = None,
         truncation: bool = True,
@@ -123,9 +141,11 @@ class Explainer:
 
         Inputs, targets and how a text is cut are those of `explain`; `tape.truncated_tokens` says what was cut off.
         """
-        raws, _ = self._normalised(inputs, None, None)
-        how = How(max_length, truncation, _side(truncation_side))
-        samples = [sample for raw in raws for sample in self.subject.samples(raw, how)]
+        raws, _ = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
+        how = How(max_length, truncation, _side(truncation_side), None, answer)
+        samples = [
+            s for raw, one in zip(raws, how.each(len(raws)), strict=True) for s in self.subject.samples(raw, one)
+        ]
         self._test(samples)
         targets = [[target] for target in _targets(target, scale, len(samples))]
         plan = Plan(self.subject, samples, targets)
@@ -145,16 +165,21 @@ class Explainer:
             lines.append(Applies(name, declaration.family, declaration.cost, not why_not, why_not))
         return lines
 
-    def _normalised(self, inputs: Any, text: Any, image: Any) -> tuple[list[Any], bool]:
-        streams = {"text": text, "image": image}
-        named = {name: value for name, value in streams.items() if value is not None}
+    def _normalised(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:
+        """A list of raw inputs, and whether there was one alone."""
+        takes, name = self.subject.takes, self.subject.name
+        named = {stream: value for stream, value in streams.items() if value is not None}
+        wanted = " and ".join(takes)
         if named:
-            if inputs is not None or set(named) != {self.subject.stream}:
-                given = ", ".join(f"{name}=" for name in named)
-                raise InputError(f"{self.subject.name} takes one {self.subject.stream} input, but was given {given}")
-            inputs = named[self.subject.stream]
+            strange = [stream for stream in named if stream not in takes]
+            if inputs is not None or strange:
+                given = ", ".join(f"{stream}=" for stream in strange or named)
+                raise InputError(f"{name} takes {wanted}, but was given {given}")
+            if len(takes) > 1:
+                return _paired(named)
+            inputs = named[takes[0]]
         if inputs is None:
-            raise InputError(f"nothing to explain: give a {self.subject.stream}")
+            raise InputError(f"nothing to explain: give {wanted}")
         single = not isinstance(inputs, list)
         raws = [inputs] if single else inputs
         if not raws:
@@ -282,6 +307,16 @@ def _chunks(
         stop = min(start + size, most)
         # samples with fewer targets repeat their last: what is computed for it is not used
         yield [[own[min(step, len(own) - 1)] for step in range(start, stop)] for own in steps]
+
+
+def _paired(named: dict[str, Any]) -> tuple[list[Given], bool]:
+    """Lists of one length go together pair by pair; what is no list goes with each."""
+    counts = {stream: len(value) for stream, value in named.items() if isinstance(value, list)}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        raise InputError(f"lists of inputs must be of one length, but are {counts}")
+    count = next(iter(counts.values()), 1)
+    raws = [Given(**{s: value[i] if s in counts else value for s, value in named.items()}) for i in range(count)]
+    return raws, not counts
 
 
 def _check_per(per: str | None, methods: Sequence[Method]) -> None:

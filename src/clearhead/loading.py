@@ -11,15 +11,7 @@ from torch import nn
 
 from clearhead.errors import InputError, Refusal
 from clearhead.explainer import Explainer
-from clearhead.subjects import subject_for
-
-#: The heads that clearhead explains, by the ending of a model's class name, and the auto class that opens them.
-AUTO_CLASSES = {
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForImageClassification": "AutoModelForImageClassification",
-    "ForImageClassificationWithTeacher": "AutoModelForImageClassification",
-}
+from clearhead.subjects.base import kind_of, subject_for, what_is_explained
 
 #: The number formats in which a model can be run and differentiated.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -99,12 +91,13 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
             "a folder written by save_pretrained, or a hub name"
         ) from None
     architecture = (getattr(config, "architectures", None) or ["model of unknown architecture"])[0]
-    auto = next((auto for ending, auto in AUTO_CLASSES.items() if architecture.endswith(ending)), None)
-    if auto is None:
-        accepted = ", ".join(f"*{ending}" for ending in AUTO_CLASSES)
-        raise Refusal(f"{name} is a {architecture}; by name clearhead opens {accepted}. Load others as objects")
+    opener = getattr(transformers, architecture, None)
+    kind = None if opener is None else kind_of([cls.__name__ for cls in opener.__mro__])
+    if opener is None or kind is None:
+        raise Refusal(
+            f"{name} is a {architecture}, which clearhead does not know how to explain: {what_is_explained()}"
+        )
     try:
-        opener = getattr(transformers, architecture, None) or getattr(transformers, auto)
         how = {"config": config, "revision": revision, "use_safetensors": True, "dtype": "auto"}
         model, report = opener.from_pretrained(place, output_loading_info=True, trust_remote_code=False, **how)
     except _PROBLEMS as problem:
@@ -117,16 +110,24 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
         raise InputError(
             f"{name!r} lacks weights of {architecture} ({missing} …): it has not been trained for this task"
         )
-    return model, processor or _open_processor(place, auto, revision)
+    return model, processor or _open_processor(place, kind.processor_class, revision)
 
 
-def _open_processor(place: str, auto: str, revision: str | None) -> Any:
+#: What the classes that open processors open.
+_PROCESSORS = {
+    "AutoTokenizer": "tokenizer",
+    "AutoImageProcessor": "image processor",
+    "AutoFeatureExtractor": "feature extractor",
+    "AutoProcessor": "processor",
+}
+
+
+def _open_processor(place: str, opener: str, revision: str | None) -> Any:
     import transformers
 
-    kind = "image processor" if "Image" in auto else "tokenizer"
-    opener = transformers.AutoImageProcessor if "Image" in auto else transformers.AutoTokenizer
+    kind = _PROCESSORS[opener]
     try:
-        opened = opener.from_pretrained(place, revision=revision, trust_remote_code=False)
+        opened = getattr(transformers, opener).from_pretrained(place, revision=revision, trust_remote_code=False)
     except _PROBLEMS as problem:
         raise InputError(f"the model is there, but its {kind} is not: {_first_line(problem)}") from None
     # Where a tokenizer's files are missing, transformers makes one that knows no word at all.

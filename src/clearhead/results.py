@@ -15,9 +15,11 @@ from clearhead.explanation import Explanation
 from clearhead.joint import AnyExplanation, JointExplanation
 from clearhead.methods.base import Method, Scores
 from clearhead.plan import Plan, Reading
+from clearhead.profiles import Profile
 from clearhead.recording.self_test import SelfTest
 from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import probabilities
+from clearhead.units import Units
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Request:
     how: How
     per: str | None
     seed: int = 0
+    profile: Profile | None = None
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 
@@ -81,13 +84,13 @@ def explanation_of(
     }
     streams: dict[str, Explanation] = {}
     for stream, axis in sample.axes.items():
-        found = _Axis(stream, len(axis), steps, m, request.per)
+        found = _Axis(stream, len(axis), steps, m, request)
         for units, at in zip(axis.parts, axis.at, strict=True):
             streams[units.stream] = Explanation(
                 units=units,
                 steps=tuple(step.description["name"] for step in steps) if count > 1 else None,
                 picture=sample.picture if units.boxes is not None else None,
-                **found.arrays(list(at)),
+                **found.arrays(units, list(at)),
                 **about,
             )
     return next(iter(streams.values())) if len(streams) == 1 else JointExplanation(streams)
@@ -96,14 +99,15 @@ def explanation_of(
 class _Axis:
     """The scores along one axis, all steps together."""
 
-    def __init__(self, stream: str, length: int, steps: Sequence[Step], m: int, per: str | None) -> None:
-        self.length, self.per = length, per
+    def __init__(self, stream: str, length: int, steps: Sequence[Step], m: int, request: Request) -> None:
+        self.length, self.per = length, request.per
         self.parts = [(step.done.parts[m][stream], step.place) for step in steps]
         plan, method = steps[0].done.plan, steps[0].done.readings[m].method
         self.every_row = method.option("rows") == "all"
+        self.finish = None if request.profile is None else request.profile.settings(method.name).finish
         self.readout = plan.readouts[stream][steps[0].place, :, :length]
 
-    def arrays(self, at: list[int]) -> dict[str, Any]:
+    def arrays(self, units: Units, at: list[int]) -> dict[str, Any]:
         part, i = self.parts[0]
         matrix = None
         if self.every_row:
@@ -115,12 +119,19 @@ class _Axis:
             row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
         alone = len(self.parts) == 1
         return {
-            "scores": _array(row[at]),
-            "matrix": None if matrix is None else _array(matrix),
+            "scores": self._finished(_array(row[at]), units, at),
+            "matrix": None if matrix is None else self._finished(_array(matrix), units, at),
             "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
             "per_layer": self._cut(part.per_layer, i, at) if alone else None,
             "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
         }
+
+    def _finished(self, scores: np.ndarray, units: Units, at: list[int]) -> np.ndarray:
+        """As an author leaves them."""
+        if self.finish is None:
+            return scores
+        read = {place: float(self.readout[0, unit]) for place, unit in enumerate(at) if self.readout[0, unit]}
+        return self.finish(scores, units, read)
 
     def _whole(self, row: Float[Tensor, "unit"]) -> Float[Tensor, "unit"]:
         """A target that depends on the first units alone was explained with them alone."""
@@ -173,6 +184,7 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
         "layers": [layers.start, layers.stop] if layers is not None and "layers" in declaration.has else None,
         "heads": reading.any_fold.heads,
         "reading": request.reading,
+        "profile": None if request.profile is None else request.profile.name,
         "loading": {} if readout == plan.subject.default_readout() else {"readout": readout},
         "citation": declaration.citation,
         "signed": declaration.signed,

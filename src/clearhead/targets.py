@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -64,14 +64,52 @@ class MaskedWord:
     mask: int = 0
 
 
-TargetLike = Predicted | Label | Contrast | MaskedWord | str | int | Callable[[Any], Tensor] | None
+@dataclass(frozen=True)
+class Placed:
+    """A class or word at one place of an answer that has many; leave out the label for the predicted one.
+
+    With `against`, why this label and not that one. Its kinds differ in what their places are.
+    """
+
+    place: int | str | None = None
+    label: str | int | None = None
+    against: str | int | None = None
+
+    kind: ClassVar[str] = "label"
+
+
+class Generated(Placed):
+    """The word at one step of a generated or given answer, counted from 0; without a step, all of them."""
+
+    kind = "generated word"
+
+
+class Query(Placed):
+    """One object query of a detector; without a number, every object that was found."""
+
+    kind = "detection"
+
+
+class TokenLabel(Placed):
+    """The label of one token; without a token, of every token that has one."""
+
+    kind = "token label"
+
+
+class Answer(Placed):
+    """The "start" or the "end" of an answer in a text; without a place, both."""
+
+    kind = "answer"
+
+
+TargetLike = Predicted | Label | Contrast | MaskedWord | Placed | str | int | Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)
 class Target:
     """A target made sure of: which classes, on which scale. `description` says what was really explained."""
 
-    wanted: Predicted | Label | Contrast | MaskedWord | Callable[[Any], Tensor]
+    wanted: Predicted | Label | Contrast | MaskedWord | Placed | Callable[[Any], Tensor]
     scale: Scale = "logit"
 
     @property
@@ -81,6 +119,25 @@ class Target:
     @property
     def mask(self) -> int | None:
         return self.wanted.mask if isinstance(self.wanted, MaskedWord | Contrast) else None
+
+    @property
+    def place(self) -> int | str | None:
+        """Which place of an answer that has many."""
+        return self.wanted.place if isinstance(self.wanted, Placed) else None
+
+    def at(self, place: int | str, kind: type[Placed]) -> "Target":
+        """The same target at one place."""
+        match self.wanted:
+            case Placed(_, label, against):
+                return Target(kind(place, label, against), self.scale)
+            case Label(label):
+                return Target(kind(place, label), self.scale)
+            case Contrast(a, b):
+                return Target(kind(place, a, b), self.scale)
+            case Predicted():
+                return Target(kind(place), self.scale)
+            case _:
+                return self
 
     def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
         """The class explained, and the one it is held against."""
@@ -93,7 +150,9 @@ class Target:
                 return index(label), None
             case MaskedWord(word):
                 return index(word), None
-            case Contrast(a, b):
+            case Placed(_, label, None):
+                return index(label), None
+            case Contrast(a, b) | Placed(_, a, b):
                 if index(a) == index(b):
                     raise InputError(f"a contrast of {labels.label_name(index(b))!r} with itself explains nothing")
                 return index(a), index(b)
@@ -122,6 +181,8 @@ class Target:
         said = {"kind": self._kind(labels.masked), "name": labels.label_name(a), "index": a}
         if b is not None:
             said |= {"name": f"{labels.label_name(a)} − {labels.label_name(b)}", "against": labels.label_name(b)}
+        if self.place is not None:
+            said["place"] = self.place
         if labels.masked:
             which = self.mask or 0
             said["mask"] = which + masks if which < 0 else which
@@ -129,7 +190,9 @@ class Target:
 
     def _kind(self, masked: bool) -> str:
         match self.wanted:
-            case Contrast():
+            case Placed(_, _, None):
+                return self.wanted.kind
+            case Contrast() | Placed():
                 return "contrast"
             case Predicted() | MaskedWord(None):
                 return "predicted"
@@ -151,13 +214,13 @@ def make_target(given: TargetLike, scale: str = "logit") -> Target:
         return Target(Label(int(given)), scale)
     if isinstance(given, str):
         return Target(Label(given), scale)  # type: ignore[arg-type]
-    if isinstance(given, Predicted | Label | Contrast | MaskedWord) or (
+    if isinstance(given, Predicted | Label | Contrast | MaskedWord | Placed) or (
         callable(given) and not isinstance(given, type)
     ):
         return Target(given, scale)  # type: ignore[arg-type]
     raise InputError(
         f"target={given!r} is no target: give a label, an index, clearhead.Contrast(a, b), "
-        "clearhead.MaskedWord(word, mask) or a function of the model's output"
+        "clearhead.MaskedWord(word, mask), clearhead.Generated(step) or a function of the model's output"
     )
 
 

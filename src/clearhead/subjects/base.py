@@ -60,14 +60,31 @@ class How:
     truncation: bool = True
     truncation_side: str | None = None
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None
+    answer: Any = None
+    max_new_tokens: int = 32
 
     def each(self, count: int) -> "list[How]":
-        """One for each of several inputs: their names come as a list of lists."""
-        if self.tokens is None or count == 1:
-            return [self] * count
-        if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
-            raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
-        return [replace(self, tokens=names) for names in self.tokens]
+        """One for each of several inputs: names come as a list of lists, answers as a list."""
+        hows = [self] * count
+        if self.tokens is not None and count > 1:
+            if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
+                raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
+            hows = [replace(how, tokens=names) for how, names in zip(hows, self.tokens, strict=True)]
+        if isinstance(self.answer, list):
+            if len(self.answer) != count:
+                raise InputError(f"answer= gives {len(self.answer)} answers for {count} inputs")
+            hows = [replace(how, answer=answer) for how, answer in zip(hows, self.answer, strict=True)]
+        return hows
+
+
+@dataclass
+class Given:
+    """One input of several streams, each by name: `explain(text=…, image=…)`."""
+
+    text: Any = None
+    image: Any = None
+    audio: Any = None
+    regions: Any = None
 
 
 @dataclass
@@ -81,6 +98,10 @@ class Subject(ABC):
     name: str = ""
 
     stream: ClassVar[str]
+    #: The inputs that it takes by name; one of them alone need not be named.
+    takes: ClassVar[tuple[str, ...]]
+    #: The class of transformers that opens its processor.
+    processor_class: ClassVar[str]
     leaf: ClassVar[str]
     #: Endings of the class names of models that this subject stands for.
     endings: ClassVar[tuple[str, ...]] = ()
@@ -240,15 +261,22 @@ def class_names(model: nn.Module) -> list[str]:
     return [cls.__name__ for cls in type(base_model(model)).__mro__]
 
 
+def kind_of(names: Sequence[str]) -> type[Subject] | None:
+    """The kind of subject that stands for a class of models, given by its name and those it is made from."""
+    return next((cls for name in names for cls in SUBJECTS if name.endswith(cls.endings)), None)
+
+
+def what_is_explained() -> str:
+    return "it explains " + ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
+
+
 def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None, called: str = "") -> Subject:
     """The subject that stands for this class of model."""
     names = class_names(model)
-    for name in names:
-        for cls in SUBJECTS:
-            if name.endswith(cls.endings):
-                return cls(model, processor, readout, called)
-    accepted = ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
-    raise Refusal(f"clearhead does not know how to explain a {names[0]}; it explains {accepted}")
+    kind = kind_of(names)
+    if kind is None:
+        raise Refusal(f"clearhead does not know how to explain a {names[0]}; {what_is_explained()}")
+    return kind(model, processor, readout, called)
 
 
 def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:

@@ -65,6 +65,8 @@ class ImageSubject(Subject):
 
     stream = "image"
     leaf = "pixel_values"
+    takes = ("image",)
+    processor_class = "AutoImageProcessor"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,8 @@ class TextSubject(Subject):
 
     stream = "text"
     leaf = "input_ids"
+    takes = ("text",)
+    processor_class = "AutoTokenizer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
