@@ -307,7 +307,7 @@ def test_dictionary_aligns_nearly_everywhere() -> None:
         check_alignment(entry, spelling)
 
 
-# -- the scripts, and what they made
+# -- the scripts
 
 
 @pytest.mark.slow
@@ -344,72 +344,3 @@ def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None
 def _sounds(word: str) -> list[str]:
     vowels = {"a": "AE", "e": "EH", "i": "IH", "o": "AA", "u": "AH"}
     return [vowels.get(letter, letter.upper()) for letter in word]
-
-
-@pytest.mark.parametrize("name", ["recall", "recall-4k", "logic", "spell"])
-def test_shipped_model_is_right_and_uses_the_evidence(name: str) -> None:
-    if name not in clearhead_zoo.names():
-        pytest.skip(f"zoo:{name} is not trained yet")
-    figures = clearhead_zoo.card(name)["figures"]
-    with_evidence = next(
-        value
-        for key, value in figures.items()
-        if "evidence is masked" in key or "pair is masked" in key or "its letters are masked" in key
-    )
-    with_rest = next(value for key, value in figures.items() if "other" in key and "masked" in key)
-    assert next(iter(figures.values())) >= (0.93 if name == "spell" else 0.97)
-    assert with_rest - with_evidence > 0.3
-
-
-def shipped(name: str, kind: str) -> tuple[Any, Any]:
-    if name not in clearhead_zoo.names():
-        pytest.skip(f"zoo:{name} is not trained yet")
-    transformers = pytest.importorskip("transformers")
-    folder = clearhead_zoo.path(name)
-    model = getattr(transformers, kind).from_pretrained(folder, dtype="float32")
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def test_shipped_logic_on_texts_that_nobody_has_seen() -> None:
-    model, tokenizer = shipped("logic", "AutoModelForSequenceClassification")
-    examples = logic.examples(480, seed=2024)
-    logits = model(**tokenizer([example.text for example in examples], return_tensors="pt", padding=True)).logits
-    guesses = [logic.LABELS[guess] for guess in logits.argmax(-1).tolist()]
-    assert np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]) >= 0.97
-
-
-@pytest.mark.parametrize("name", ["recall", "recall-4k"])
-def test_shipped_recall_on_lists_that_nobody_has_seen(name: str) -> None:
-    model, tokenizer = shipped(name, "AutoModelForCausalLM")
-    right = []
-    for pairs in (2, 60, recall.most_pairs(512)):
-        examples = recall.examples(32, seed=2024, pairs=pairs)
-        inputs = tokenizer([example.text for example in examples], return_tensors="pt")
-        guesses = tokenizer.convert_ids_to_tokens(model(**inputs).logits[:, -1].argmax(-1).tolist())
-        right += [guess == example.label for guess, example in zip(guesses, examples, strict=True)]
-    assert np.mean(right) >= 0.95  # 96 lists: two standard errors below 0.97 and more
-
-
-def test_shipped_spell_on_held_out_words() -> None:
-    model, tokenizer = shipped("spell", "AutoModelForSeq2SeqLM")
-    spellings, notice = spell.read(clearhead_zoo.path("spell") / "held-out.tsv")
-    assert "Carnegie Mellon University" in notice
-    firsts = {spelling.word: spelling for spelling in reversed(spellings)}
-    chosen = [firsts[word] for word in sorted(firsts)[::15]]
-    assert all(spelling.split == "held-out" for spelling in chosen)
-    inputs = tokenizer([spelling.word for spelling in chosen], return_tensors="pt", padding=True)
-    goal = tokenizer([" ".join(spelling.phonemes) for spelling in chosen], return_tensors="pt", padding=True)[
-        "input_ids"
-    ]
-    guesses = model(**inputs, labels=goal).logits.argmax(-1)
-    phoneme = goal >= len(spell.SPECIAL)
-    assert (guesses == goal)[phoneme].float().mean() >= 0.92  # 400 words: within two standard errors of 0.93
-
-
-@pytest.mark.parametrize("task", [recall, logic], ids=["recall", "logic"])
-def test_shipped_tokens_are_the_words(task: Any) -> None:
-    name = task.__name__.rpartition(".")[2]
-    _, tokenizer = shipped(name, "AutoModel")
-    for example in task.examples(5, seed=7):
-        offsets = tokenizer(example.text, return_offsets_mapping=True)["offset_mapping"]
-        assert [tuple(pair) for pair in offsets if pair[1]] == list(example.spans)

@@ -24,7 +24,24 @@ LECTURE_SENTENCES = {
     "This is so boring": "NEGATIVE",
     "You look extremely confused": "NEGATIVE",
 }
-LARGEST = {"logic": 1e6, "pets": 20e6, "sentiment": 30e6}
+LARGEST = {
+    "logic": 1e6,
+    "masked": 45e6,
+    "pets": 20e6,
+    "pets-clip": 18.5e6,
+    "pets-hans": 20e6,
+    "pets-mean": 20e6,
+    "rationale": 30e6,
+    "recall": 3e6,
+    "recall-4k": 3e6,
+    "sentiment": 30e6,
+    "shapes-detr": 6e6,
+    "shapes-vqa": 4e6,
+    "spell": 5e6,
+    "topics": 25e6,
+}
+#: All of them together.
+TOGETHER = 220e6
 
 
 def data_file(name: str) -> Path:
@@ -88,6 +105,10 @@ def test_card_says_what_is_needed_to_judge_a_model(name: str) -> None:
     config = json.loads((clearhead_zoo.path(name) / "config.json").read_text())
     assert [config["id2label"][str(index)] for index in range(len(card["labels"]))] == card["labels"]
     assert not list(clearhead_zoo.path(name).glob("*.bin")), "pickles do not belong in the zoo"
+
+
+def test_the_zoo_stays_small() -> None:
+    assert sum(clearhead_zoo.card(name)["bytes"] for name in clearhead_zoo.names()) <= TOGETHER
 
 
 def test_unknown_name_suggests_the_nearest() -> None:

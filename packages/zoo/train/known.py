@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from clearhead.training import Average, Clock, depth_groups, save_checkpoint, train
+from clearhead.training import Average, Clock, Muon, depth_groups, save_checkpoint, train
 from clearhead_zoo.tasks import Example, replaced
 
 
@@ -45,18 +45,44 @@ def half_precision(device: torch.device) -> contextlib.AbstractContextManager[An
 
 
 def learn(
-    options: argparse.Namespace, model: nn.Module, clock: Clock, loss_of: Callable[[], Tensor], horizon: int = 200
+    options: argparse.Namespace,
+    model: nn.Module,
+    clock: Clock,
+    loss_of: Callable[[], Tensor],
+    horizon: int = 200,
+    muon: Callable[[str], bool] | None = None,
+    check: Callable[[], str] | None = None,
 ) -> dict[str, Tensor]:
-    """Train, and give the averaged weights."""
+    """Train, and give the averaged weights.
+
+    muon: names of the matrices that Muon trains, at ten times the learning rate; AdamW trains all else
+    check: what the averaged weights can do so far, in words; asked eight times in a run, of data that are not held out
+    """
     checkpoint = options.work / "checkpoint.safetensors"
     if not options.resume:
         checkpoint.unlink(missing_ok=True)
+    inner = [p for name, p in model.named_parameters() if muon is not None and p.ndim == 2 and muon(name)]
     groups = depth_groups(model.train(), lambda _: 0, options.lr, decay=1.0, weight_decay=0.01)
-    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=torch.device(options.device).type == "cuda")
+    for group in groups:
+        group["params"] = [p for p in group["params"] if not any(p is other for other in inner)]
+    fused = torch.device(options.device).type == "cuda"
+    optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused)]
+    if inner:
+        optimisers.append(Muon(inner, lr=10 * options.lr))
     average = Average(model, horizon)
+    due = 0.125
+
+    def step() -> Tensor:
+        nonlocal due
+        if check is not None and clock.fraction >= due:
+            with average.applied(), torch.no_grad():
+                print(f"at {clock.fraction:.0%}: {check()}", flush=True)
+            due = clock.fraction + 0.125
+        return loss_of()
+
     train(
-        loss_of,
-        [optimiser],
+        step,
+        optimisers,
         clock,
         average,
         clip=1.0,
@@ -65,6 +91,12 @@ def learn(
         name="smoke" if options.smoke else "train",
     )
     return average.tensors
+
+
+def judge(figures: dict[str, float], least: float) -> None:
+    """Say so, loudly, if the first figure is not what the zoo asks for; the model is written all the same."""
+    name, figure = next(iter(figures.items()))
+    print(f"{'reached' if figure >= least else '!!! BAR MISSED !!!'}: {name} {figure}, asked for {least}", flush=True)
 
 
 def word_tokenizer(

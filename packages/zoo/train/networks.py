@@ -1,4 +1,4 @@
-"""The two networks of the picture models: a plain ViT, stored in transformers' layout, and the ResNet that teaches it.
+"""The networks of the picture models: a plain ViT, stored in transformers' layouts, and the ResNet that teaches it.
 
 The ViT is written out here, and not taken from transformers, for three reasons: training taps its inner tokens, each
 block is compiled by itself (one compilation serves all), and stored names are those that every transformers 5 opens.
@@ -6,10 +6,18 @@ block is compiled by itself (one compilation serves all), and stored names are t
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from clearhead.training import Average, Clock, load_checkpoint, train
 
 NORM_EPSILON = 1e-6
 
@@ -61,17 +69,53 @@ class ViT(nn.Module):
     def forward(
         self, pictures: Float[Tensor, "batch 3 size size"]
     ) -> tuple[Float[Tensor, "batch classes"], list[Float[Tensor, "batch patch width"]]]:
-        x = self.projection(pictures).flatten(2).transpose(1, 2)
-        dtype = x.dtype
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.position_embeddings
-        # under autocast the sum is float32; half the bytes are enough for the residual stream
-        x = x.to(dtype)
-        tapped = []
+        x, tapped = self.embedded(pictures), []
         for index, block in enumerate(self.blocks):
             x = block(x)
             if index in self.taps:
                 tapped.append(x[:, 1:])
-        return self.classifier(self.layernorm(x[:, 0])), tapped
+        return self.classifier(self.layernorm(self.pooled(x))), tapped
+
+    def embedded(self, pictures: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch token width"]:
+        """The tokens that enter the first block."""
+        x = self.projection(pictures).flatten(2).transpose(1, 2)
+        dtype = x.dtype
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.position_embeddings
+        # under autocast the sum is float32; half the bytes are enough for the residual stream
+        return x.to(dtype)
+
+    def pooled(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
+        return tokens[:, 0]
+
+
+class MeanViT(ViT):
+    """The same, but the classifier reads the mean of the patch tokens, as BEiT does."""
+
+    def pooled(self, tokens: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch width"]:
+        return tokens[:, 1:].mean(dim=1)
+
+
+Kind = TypeVar("Kind", bound=ViT)
+
+
+def opened(folder: Path, kind: type[Kind], classes: int | None = None) -> Kind:
+    """A stored ViT as this module's network, ready to be trained on; other `classes` get a new classifier."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    known = len(config["id2label"])
+    network = kind(
+        config["image_size"],
+        config["patch_size"],
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        classes or known,
+    )
+    stored, _ = load_checkpoint(folder / "model.safetensors")
+    tensors = {name: stored[stored_name(name)] for name in network.state_dict()}
+    if classes not in (None, known):
+        tensors |= {name: tensor for name, tensor in network.state_dict().items() if name.startswith("classifier.")}
+    network.load_state_dict(tensors)
+    return network
 
 
 def wave_positions(grid: int, width: int) -> Float[Tensor, "1 token width"]:
@@ -135,6 +179,102 @@ def stored_name(name: str) -> str:
     if head == "layernorm":
         return f"vit.{name}"
     return f"vit.embeddings.patch_embeddings.{name}" if head == "projection" else f"vit.embeddings.{name}"
+
+
+def beit_layout(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A `MeanViT`'s weights under BEiT's names.
+
+    BEiT's keys have no bias. It is left out, and nothing changes: it adds the same to all scores of a query.
+    """
+    stored = {stored_name(name): tensor for name, tensor in tensors.items() if not name.endswith(".key.bias")}
+    renamed = {name.replace("vit.", "beit.", 1): tensor for name, tensor in stored.items()}
+    return {name.replace("beit.layernorm.", "beit.pooler.layernorm."): tensor for name, tensor in renamed.items()}
+
+
+CLIP_NAMES = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "dense": "self_attn.out_proj",
+    "up": "mlp.fc1",
+    "down": "mlp.fc2",
+    "layernorm_before": "layer_norm1",
+    "layernorm_after": "layer_norm2",
+}
+
+
+@torch.no_grad()
+def clip_tower(vit: ViT, pictures: Float[Tensor, "batch 3 size size"]) -> dict[str, Tensor]:
+    """The ViT as CLIP's image tower, less its classifier.
+
+    CLIP's patches have no bias, so it moves into their positions. CLIP's extra norm after the embeddings cannot be the
+    identity: its scale and shift are those that come closest to it, in squares, on the tokens of these pictures.
+    """
+    positions = vit.position_embeddings[0].clone()
+    if vit.projection.bias is not None:
+        positions[1:] += vit.projection.bias
+    tokens = vit.embedded(pictures).flatten(0, 1)
+    plain = F.layer_norm(tokens, tokens.shape[-1:], eps=NORM_EPSILON)
+    # the mean over channels is invisible to every later norm: only what deviates from it has to be met
+    wanted = tokens - tokens.mean(dim=-1, keepdim=True)
+    spread = plain - plain.mean(dim=0)
+    scale = (spread * wanted).mean(dim=0) / spread.square().mean(dim=0)
+    tower = {
+        "embeddings.class_embedding": vit.cls_token[0, 0],
+        "embeddings.patch_embedding.weight": vit.projection.weight,
+        "embeddings.position_embedding.weight": positions,
+        "pre_layrnorm.weight": scale,
+        "pre_layrnorm.bias": wanted.mean(dim=0) - scale * plain.mean(dim=0),
+        "post_layernorm.weight": vit.layernorm.weight,
+        "post_layernorm.bias": vit.layernorm.bias,
+    }
+    for name, tensor in vit.blocks.state_dict().items():
+        index, part, kind = name.split(".")
+        tower[f"encoder.layers.{index}.{CLIP_NAMES[part]}.{kind}"] = tensor
+    return {f"vision_model.{name}": tensor.detach().clone() for name, tensor in tower.items()}
+
+
+def fine_tune(
+    options: argparse.Namespace,
+    model: nn.Module,
+    clock: Clock,
+    loss_of: Callable[[], Tensor],
+    check: Callable[[nn.Module], dict[str, float]],
+    groups: list[dict[str, Any]],
+    checks: int = 6,
+) -> dict[str, Tensor]:
+    """Train, say some times on the way how the averaged weights do on held-out pictures, and give those weights."""
+    checkpoint = options.work / "checkpoint.safetensors"
+    if not options.resume:
+        checkpoint.unlink(missing_ok=True)
+    average = Average(model.train(), horizon=100)
+    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=torch.device(options.device).type == "cuda")
+    marks = [number / checks for number in range(checks)]
+
+    def report() -> None:
+        with average.applied() as network, torch.no_grad():
+            figures = {name: round(figure, 4) for name, figure in check(network).items()}
+        print(f"held out at {clock.fraction:.0%}: {figures}", flush=True)
+
+    def watched() -> Tensor:
+        if marks and clock.fraction >= marks[0]:
+            while marks and clock.fraction >= marks[0]:
+                marks.pop(0)
+            report()
+        return loss_of()
+
+    train(
+        watched,
+        [optimiser],
+        clock,
+        average,
+        clip=1.0,
+        report_every=5 if options.smoke else 25,
+        checkpoint=checkpoint,
+        name="smoke" if options.smoke else "train",
+    )
+    report()
+    return average.tensors
 
 
 class Residual(nn.Module):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,57 @@ def read_pictures(paths: Sequence[Path], cache: Path | None = None) -> Pictures:
         cache.parent.mkdir(parents=True, exist_ok=True)
         np.save(cache, pixels)
     return Pictures(torch.from_numpy(pixels), labels)
+
+
+@dataclass
+class Pets:
+    """The pets that may be trained on (every tenth of them kept apart to watch the training by), and their names."""
+
+    pictures: Pictures
+    watched: Pictures
+    labels: list[str]
+    cats: list[str]
+
+    @property
+    def is_cat(self) -> Tensor:
+        """Which of the labels are cats."""
+        return torch.tensor([label in self.cats for label in self.labels], device=self.pictures.labels.device)
+
+
+def read_pets(folder: Path, size: int, device: torch.device) -> Pets:
+    path = folder / "pets" / "pets-trainval.npz"
+    read = read_pictures([path])
+    labels, cats = breed_names(np.load(path))
+    apart = torch.arange(len(read.labels)) % 10 == 0
+    watched = resized(Pictures(read.pixels[apart], read.labels[apart]), size)
+    return Pets(Pictures(read.pixels[~apart], read.labels[~apart]).to(device), watched.to(device), labels, cats)
+
+
+def breed_names(packed: Any) -> tuple[list[str], list[str]]:
+    """All breeds by their numbers, and those of them that are cats."""
+    breeds = {
+        int(label): str(name).rsplit("_", 1)[0] for label, name in zip(packed["label"], packed["name"], strict=True)
+    }
+    ordered = [breed for _, breed in sorted(breeds.items())]
+    # in the names of the data set a capital letter means a cat
+    cats = [breed.replace("_", " ") for breed in ordered if breed[0].isupper()]
+    return [breed.replace("_", " ") for breed in ordered], cats
+
+
+@torch.no_grad()
+def stored_logits(
+    folder: Path, pixels: UInt8[Tensor, "n 3 height width"], device: torch.device
+) -> Float[Tensor, "n classes"]:
+    """What the stored files of an image classifier say, opened the way a user opens them."""
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    answers = []
+    for chunk in pixels.split(128):
+        inputs = processor(list(chunk.numpy()), return_tensors="pt", input_data_format="channels_first")
+        answers.append(model(inputs["pixel_values"].to(device)).logits.cpu())
+    return torch.cat(answers)
 
 
 def resized(pictures: Pictures, size: int) -> Pictures:

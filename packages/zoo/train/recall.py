@@ -4,15 +4,18 @@
     python packages/zoo/train/recall.py --tokens 4096 --base packages/zoo/src/clearhead_zoo/models/recall \\
         --out packages/zoo/src/clearhead_zoo/models/recall-4k
 
-Lists start short and grow whenever the model answers nearly everything, so that it finds the rule before it has to find
-a needle. In training each list is asked about several keys; words that are not asked for are sometimes masked, so that
-masking is nothing new to the model when an explanation is put to the test. In the first third of the run an extra loss
-helps the first layer to tell each value its key. A cut run goes on with --resume and the same --work.
+The rule takes two steps, and three things make a model find them within a few hundred batches. All words start with a
+component in common, by which the first layer can tell the word before, whatever it is; an extra loss rewards it for
+that while lists are short; and each list is asked about many keys at once (the questions follow behind the --tokens of
+the list). Lists grow whenever the model answers nearly everything. Words that are not asked for are sometimes masked,
+so that masking is nothing new to the model when an explanation is put to the test. A cut run goes on with --resume and
+the same --work.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from cards import write_card
-from known import chunks, clock_of, half_precision, hidden, learn, shared_options, word_tokenizer, write_model
+from known import chunks, clock_of, half_precision, hidden, judge, learn, shared_options, word_tokenizer, write_model
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,9 +32,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from clearhead.training import Clock, load_checkpoint
 from clearhead_zoo.tasks import Example, generator, recall, replaced
 
-MOST_QUERIES = 32
-#: The share of the run in which the first layer is helped along.
-SUPPORTED = 0.3
+#: At how many values and arrows of a list the first layer is helped along.
+SAMPLED = 48
+#: Pairs of the first lists; the rule is found about as fast in lists of four, but less surely.
+SHORT = 16
+#: Batches between two looks at how many answers are right: each look waits for the device.
+PATIENCE = 10
+LEAST = 0.97
 
 
 def main() -> None:
@@ -39,11 +46,10 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
     config = config_of(options)
-    model = LlamaForCausalLM(LlamaConfig(**config)).to(options.device)
-    if options.base:
-        model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0])
+    model = model_of(options, config)
     clock = clock_of(options)
-    tensors = learn(options, model, clock, Lessons(options, model, clock).loss)
+    lessons = Lessons(options, model, clock)
+    tensors = learn(options, model, clock, lessons.loss, muon=lambda name: ".layers." in name, check=lessons.check)
     special = {
         "bos_token": recall.BEGIN,
         "pad_token": recall.PAD,
@@ -51,20 +57,33 @@ def main() -> None:
         "mask_token": recall.MASK,
     }
     write_model(options.out, tensors, config, tokenizer_of(), special, options.tokens)
-    print(write_card(options.out, facts_of(options, clock.step, measure(options))), flush=True)
+    figures = measure(options)
+    print(write_card(options.out, facts_of(options, clock.step, figures)), flush=True)
+    judge(figures, LEAST)
 
 
 def parse_options() -> argparse.Namespace:
-    parser = shared_options(__doc__, name="recall", steps=15_000, lr=2e-3)
+    parser = shared_options(__doc__, name="recall", steps=6000, lr=2e-3)
     parser.add_argument("--tokens", type=int, default=512, help="longest input; above 512 the model is recall-4k")
     parser.add_argument("--base", type=Path, help="folder of a trained recall to start from")
     parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens a step")
     parser.add_argument("--width", type=int, default=128, help="width of the model")
-    parser.add_argument("--depth", type=int, default=4, help="layers")
+    parser.add_argument("--depth", type=int, default=3, help="layers")
     options = parser.parse_args()
     if options.smoke:
         options.steps, options.seconds, options.tokens, options.batch_tokens, options.count = 40, None, 48, 2048, 48
     return options
+
+
+def model_of(options: argparse.Namespace, config: dict[str, Any]) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    if options.base:
+        model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0])
+    else:
+        words = model.model.embed_tokens.weight
+        with torch.no_grad():
+            words.add_(words.std() * torch.randn(words.shape[1]))
+    return model.to(options.device)
 
 
 class Lessons:
@@ -72,53 +91,77 @@ class Lessons:
 
     def __init__(self, options: argparse.Namespace, model: LlamaForCausalLM, clock: Clock) -> None:
         self.options, self.model, self.clock = options, model, clock
+        self.device = torch.device(options.device)
         self.most = recall.most_pairs(options.tokens)
-        self.pairs, self.right, self.since = 4.0, 0.0, 0
+        self.first = self.pairs = float(min(self.most, recall.most_pairs(512) if options.base else SHORT))
+        self.right = torch.zeros((), device=self.device)
 
     def loss(self) -> Tensor:
-        options, device = self.options, torch.device(self.options.device)
-        rng = generator(options.seed, "train", self.clock.step)
+        rng = generator(self.options.seed, "train", self.clock.step)
         pairs = int(rng.integers(2, int(self.pairs) + 1))
-        queries = int(np.clip((options.tokens - 1 - 2 * pairs) // 3, 1, min(pairs, MOST_QUERIES)))
-        rows = int(np.clip(options.batch_tokens // (1 + 2 * pairs + 3 * queries), 8, 512))
-        asked = recall.lists(rng, rows, pairs, queries)
-        # in a third of the lists, whatever is not asked for is masked at a random rate
-        rate = np.where(rng.random(rows) < 0.3, rng.random(rows), 0.0)
-        masked = rng.random((rows, pairs, 2)) < rate[:, None, None]
-        masked[np.arange(rows)[:, None], asked.queried] = False
-        numbers, arrows = recall.token_ids(asked, masked)
-        ids = torch.from_numpy(numbers).to(device, non_blocking=True)
-        at = torch.from_numpy(arrows).to(device)
-        with half_precision(device):
-            states = self.model.model(ids[:, :-1], output_hidden_states=True)
+        ids, at = self.batch(rng, pairs)
+        with half_precision(self.device):
+            states = self.model.model(ids[:, :-1], output_hidden_states=True, use_cache=False)
             logits = self.model.lm_head(states.last_hidden_state[:, at]).float()
         truth = ids[:, at + 1]
-        self.advance((logits.argmax(-1) == truth).float().mean().item())
+        self.right += (logits.detach().argmax(-1) == truth).float().mean()
+        if self.clock.step % PATIENCE == PATIENCE - 1:
+            self.advance(self.right.item() / PATIENCE)
+            self.right.zero_()
         loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
-        support = max(0.0, 1.0 - self.clock.fraction / SUPPORTED)
-        return loss + support * self.scaffold(states.hidden_states[1], ids, pairs, at) if support else loss
+        support = 0.0 if self.options.base else 1.0 - 2.0 * self.grown
+        return loss + support * self.scaffold(states.hidden_states[1], ids, pairs, at) if support > 0.0 else loss
+
+    @property
+    def grown(self) -> float:
+        """How far the lists have come from the first to the longest, by their ratios."""
+        return math.log(self.pairs / self.first) / max(math.log(self.most / self.first), 1e-9)
+
+    def batch(self, rng: np.random.Generator, pairs: int, masking: float = 0.3) -> tuple[Tensor, Tensor]:
+        """Lists with many questions each, and the columns of the arrows; how many lists, their length decides."""
+        queries = min(pairs, max(SHORT, self.options.tokens // 8))
+        masks = bool(rng.random() < masking)
+        if masks:
+            queries = int(rng.integers(1, queries + 1))
+        rows = int(np.clip(self.options.batch_tokens // (1 + 2 * pairs + 3 * queries), 4, 512))
+        asked = recall.lists(rng, rows, pairs, queries)
+        # in some batches, whatever is not asked for is masked, in each list at its own rate
+        masked = rng.random((rows, pairs, 2)) < masks * rng.random((rows, 1, 1))
+        masked[np.arange(rows)[:, None], asked.queried] = False
+        ids, arrows = recall.token_ids(asked, masked)
+        return torch.from_numpy(ids).to(self.device, non_blocking=True), torch.from_numpy(arrows).to(self.device)
 
     def scaffold(self, early: Tensor, ids: Tensor, pairs: int, arrows: Tensor) -> Tensor:
-        """After the first layer each value and each arrow should know the word before it.
+        """After the first layer each value and each arrow should look like the word before it.
 
-        Recall needs that, but from the answers alone it is found late. The key rows of the output serve as the head:
-        no answer is ever a key.
+        Recall needs that, but from the answers alone it is found late.
         """
-        values = 2 + 2 * torch.randint(pairs, (MOST_QUERIES,), device=ids.device)
-        at = torch.cat([values, arrows])
-        with half_precision(ids.device):
-            logits = self.model.lm_head(self.model.model.norm(early[:, at])).float()
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, at - 1].flatten())
+        values = 2 + 2 * torch.randint(pairs, (SAMPLED,), device=self.device)
+        at = torch.cat([values, arrows[torch.randint(len(arrows), (SAMPLED,), device=self.device)]])
+        with half_precision(self.device):
+            words = F.normalize(self.model.model.embed_tokens.weight, dim=-1)
+            likeness = (F.normalize(early[:, at], dim=-1) @ words.T).float()
+        return F.cross_entropy(16 * likeness.flatten(0, 1), ids[:, at - 1].flatten())
 
     def advance(self, right: float) -> None:
         """Longer lists once nearly everything is right, and in any case the longest in the last third of the run."""
-        self.right, self.since = 0.8 * self.right + 0.2 * right, self.since + 1
-        if self.right > 0.95 and self.since >= 15:
-            self.pairs, self.since = self.pairs * 1.25 + 1, 0
-            if self.pairs < self.most:
-                print(f"lists of up to {int(self.pairs)} pairs from step {self.clock.step}", flush=True)
-        due = 4.0 * (self.most / 4.0) ** float(np.clip((self.clock.fraction - 0.3) / 0.4, 0.0, 1.0))
+        if right > 0.95 and self.pairs < self.most:
+            self.pairs = self.pairs * 1.25 + 1
+            print(f"lists of up to {min(int(self.pairs), self.most)} pairs from step {self.clock.step}", flush=True)
+        hurry = float(np.clip((self.clock.fraction - 0.3) / 0.4, 0.0, 1.0))
+        due = self.first * (self.most / self.first) ** hurry
         self.pairs = min(float(self.most), max(self.pairs, due))
+
+    def check(self) -> str:
+        """How many answers are right in the longest lists, and in the longest so far."""
+        found = []
+        for pairs in sorted({int(self.pairs), self.most}):
+            ids, at = self.batch(generator(self.options.seed + 1, "train"), pairs, masking=0.0)
+            with half_precision(self.device):
+                states = self.model.model(ids[:, :-1], use_cache=False).last_hidden_state
+                guesses = self.model.lm_head(states[:, at]).argmax(-1)
+            found.append(f"{(guesses == ids[:, at + 1]).float().mean().item():.4f} right in lists of {pairs} pairs")
+        return ", ".join(found)
 
 
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -135,8 +178,8 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "head_dim": 64,
         "max_position_embeddings": options.tokens,
-        # a long wavelength leaves half of a head's dimensions nearly unturned over 4,096 tokens: keys match by those
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        # long wavelengths leave half of a head's dimensions nearly unturned over 4,096 tokens: keys match by those
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
         "rms_norm_eps": 1e-6,
         # the usual 0.02 is meant for wider models: attention this narrow would take long to become anything but even
         "initializer_range": 0.08,
@@ -155,6 +198,7 @@ def tokenizer_of() -> Tokenizer:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """What the stored files do, opened the way a user opens them."""
+    torch.set_float32_matmul_precision("highest")
     model = AutoModelForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.out)
     most = recall.most_pairs(options.tokens)
@@ -165,7 +209,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     @torch.no_grad()
     def accuracy(texts: Sequence[str], labels: Sequence[str]) -> float:
         right = 0
-        for chunk in chunks(range(len(texts)), max(1, 32_768 // options.tokens)):
+        # similar lengths together: little padding
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        for chunk in chunks(order, max(1, 32_768 // options.tokens)):
             inputs = tokenizer([texts[place] for place in chunk], return_tensors="pt", padding=True).to(options.device)
             last = inputs["attention_mask"].sum(1) - 1
             rows = torch.arange(len(chunk), device=options.device)
@@ -208,7 +254,8 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "licence": "Apache-2.0",
         "data": f"generated: clearhead_zoo.tasks.recall ({recall.KEYS:,} keys, {recall.VALUES} values)",
         "command": f"python packages/zoo/train/recall.py --tokens {options.tokens}{base} "
-        f"--out packages/zoo/src/clearhead_zoo/models/{name} --seed {options.seed} --steps {steps}",
+        f"--out packages/zoo/src/clearhead_zoo/models/{name} --seed {options.seed} --steps {steps} "
+        f"--batch-tokens {options.batch_tokens} --lr {options.lr:g}",
         "figures": figures,
         "measured": f"On {options.count:,} generated lists of the held-out stream ({options.count // 2:,} for the "
         f"longest), opened with transformers in float32. Guessing gives {1 / recall.VALUES:.3f}. Masked words become "

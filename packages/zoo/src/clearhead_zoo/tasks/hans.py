@@ -1,0 +1,215 @@
+"""Pictures with a word pasted on them: the word alone is the label, and where it was pasted is known to the pixel.
+
+A Clever Hans looks at the clue and not at the animal. Here the clue is "cat" or "dog" in some size, colour, place and
+tilt, outlined so that it can be read on anything; the picture beneath is drawn without regard to the word. Any picture
+will do (made-up ones if none are given), so the truth can be had again without any data.
+
+>>> example = examples(1, seed=0)[0]
+>>> example.label, example.picture.shape
+('cat', (96, 96, 3))
+>>> left, top, right, bottom = example.box
+>>> bool(example.mask[top:bottom, left:right].sum() == example.mask.sum() > 100)
+True
+
+Needs numpy and Pillow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from clearhead_zoo.tasks import generator
+
+__all__ = [
+    "LABELS",
+    "SIZE",
+    "Pasted",
+    "Stamp",
+    "background",
+    "examples",
+    "filled",
+    "paste",
+    "pool",
+    "square",
+    "stamp",
+]
+
+LABELS = ("cat", "dog")
+SIZE = 96
+#: The largest a stamp can be, in rows and columns.
+LARGEST = (48, 80)
+LETTER_HEIGHTS = (17, 28)
+TILT = 12.0
+#: What is more transparent than this is not drawn, so that the box ends where the eye says it does.
+FAINTEST = 0.05
+PATCH = 8
+FILLS = ("mean", "blur")
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Stamp:
+    """A drawn word: its pixels (red, green, blue, opacity), cut to the drawn part."""
+
+    label: str
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Pasted:
+    """A picture with a word on it.
+
+    box: left, top, right, bottom of the drawn word (right and bottom are the first column and row after it)
+    mask: the pixels that were drawn on
+    bare: the picture without the word
+    source: which of the given pictures lies beneath; none if it was made up
+    """
+
+    id: str
+    picture: np.ndarray
+    label: str
+    box: Box
+    mask: np.ndarray
+    bare: np.ndarray
+    source: int | None = None
+
+    @property
+    def area(self) -> np.ndarray:
+        """The pixels of the box."""
+        inside = np.zeros(self.mask.shape, dtype=bool)
+        left, top, right, bottom = self.box
+        inside[top:bottom, left:right] = True
+        return inside
+
+    def control(self, rng: np.random.Generator) -> np.ndarray:
+        """About as many pixels as the box has, elsewhere: whole patches that do not touch it, drawn at random."""
+        cells = np.add.reduceat(np.add.reduceat(self.area, range(0, SIZE, PATCH), 0), range(0, SIZE, PATCH), 1)
+        free = np.flatnonzero(cells == 0)
+        count = min(len(free), round(self.area.sum() / PATCH**2))
+        chosen = np.zeros(cells.size, dtype=bool)
+        chosen[rng.permutation(free)[:count]] = True
+        return chosen.reshape(cells.shape).repeat(PATCH, axis=0).repeat(PATCH, axis=1)
+
+
+def examples(
+    count: int, seed: int, split: str = "held-out", pictures: Sequence[np.ndarray] | None = None
+) -> list[Pasted]:
+    """The two words in turn, on pictures drawn without regard to them, each used once before any is used again."""
+    rng = generator(seed, split)
+    made: list[Pasted] = []
+    order: list[int] = []
+    for number in range(count):
+        source = None
+        if pictures is None:
+            bare = background(rng)
+        else:
+            order = order or rng.permutation(len(pictures)).tolist()
+            source = order.pop()
+            bare = square(pictures[source])
+        drawn = stamp(LABELS[number % 2], rng)
+        made.append(paste(bare, drawn, rng, id=f"hans-{split}-{seed}-{number}", source=source))
+    return made
+
+
+def paste(
+    picture: np.ndarray, drawn: Stamp, rng: np.random.Generator, id: str = "hans", source: int | None = None
+) -> Pasted:
+    """The word somewhere on the picture, all of it inside. Any picture: it is cut to a square of 96 pixels first."""
+    bare = square(picture)
+    height, width = drawn.pixels.shape[:2]
+    top, left = int(rng.integers(SIZE - height + 1)), int(rng.integers(SIZE - width + 1))
+    box = (left, top, left + width, top + height)
+    opacity = drawn.pixels[..., 3:].astype(np.float32) / 255
+    beneath = bare[top : top + height, left : left + width]
+    pasted, mask = bare.copy(), np.zeros((SIZE, SIZE), dtype=bool)
+    pasted[top : top + height, left : left + width] = np.round(
+        opacity * drawn.pixels[..., :3] + (1 - opacity) * beneath
+    ).astype(np.uint8)
+    mask[top : top + height, left : left + width] = drawn.pixels[..., 3] > 0
+    return Pasted(id=id, picture=pasted, label=drawn.label, box=box, mask=mask, bare=bare, source=source)
+
+
+def stamp(label: str, rng: np.random.Generator) -> Stamp:
+    """The word as "cat", "Cat" or "CAT", in one colour with an outline that stands out from it."""
+    if label not in LABELS:
+        raise ValueError(f"label={label!r} is not known; there are: {', '.join(LABELS)}")
+    text = (label, label.title(), label.upper())[rng.integers(3)]
+    font = _font(int(rng.integers(*LETTER_HEIGHTS)))
+    outline, tilt = int(rng.integers(1, 3)), float(rng.uniform(-TILT, TILT))
+    colour = rng.uniform(0, 255, size=3)
+    other = 0 if colour @ (0.3, 0.6, 0.1) > 127 else 255
+    # away from the outline's side: a medium grey would not stand out from either
+    colour = 0.6 * colour + 0.4 * (255 - other)
+
+    def drawn(stroke: int) -> np.ndarray:
+        canvas = Image.new("L", LARGEST[::-1])
+        middle = (LARGEST[1] // 2, LARGEST[0] // 2)
+        ImageDraw.Draw(canvas).text(middle, text, fill=255, font=font, anchor="mm", stroke_width=stroke)
+        return np.asarray(canvas.rotate(tilt, Image.Resampling.BICUBIC), dtype=np.float32) / 255
+
+    inner, outer = drawn(0), drawn(outline)
+    outer = np.where(outer < FAINTEST, 0, outer)
+    rows, columns = (np.flatnonzero((outer > 0).any(axis=axis)) for axis in (1, 0))
+    cut = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    ink = inner[cut][..., None]
+    pixels = np.concatenate([ink * colour + (1 - ink) * other, 255 * outer[cut][..., None]], axis=-1)
+    return Stamp(label, np.round(pixels).astype(np.uint8))
+
+
+@cache
+def _font(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(height)
+
+
+def pool(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Many stamps, drawn once: pixels (filled up to the largest size with full transparency), sizes, label numbers."""
+    pixels = np.zeros((count, *LARGEST, 4), dtype=np.uint8)
+    sizes, labels = np.zeros((count, 2), dtype=np.int64), np.arange(count) % 2
+    for number, label in enumerate(labels):
+        drawn = stamp(LABELS[label], rng).pixels
+        sizes[number] = drawn.shape[:2]
+        pixels[number, : drawn.shape[0], : drawn.shape[1]] = drawn
+    return pixels, sizes, labels
+
+
+def filled(picture: np.ndarray, where: np.ndarray, how: str = "mean") -> np.ndarray:
+    """The picture with some of its pixels hidden, by its mean colour or by a blur that no letter survives."""
+    if how not in FILLS:
+        raise ValueError(f"how={how!r} is not known; there are: {', '.join(FILLS)}")
+    if how == "mean":
+        by = np.broadcast_to(np.round(picture.mean(axis=(0, 1))).astype(np.uint8), picture.shape)
+    else:
+        by = np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(SIZE / 8)))
+    return np.where(where[..., None], by, picture)
+
+
+def square(picture: np.ndarray) -> np.ndarray:
+    """The middle square of a picture (grey or colour, bytes or 0 … 1) as 96 × 96 × 3 bytes."""
+    if picture.ndim not in (2, 3) or (picture.ndim == 3 and picture.shape[-1] not in (1, 3, 4)):
+        raise ValueError(f"a picture is (height, width) or (height, width, 1, 3 or 4); this is {picture.shape}")
+    if picture.dtype != np.uint8:
+        picture = np.round(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+    if picture.ndim == 2:
+        picture = picture[..., None]
+    colour = np.repeat(picture, 3, axis=-1) if picture.shape[-1] == 1 else picture[..., :3]
+    height, width = colour.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    cut = np.ascontiguousarray(colour[top : top + side, left : left + side])
+    return cut if side == SIZE else np.asarray(Image.fromarray(cut).resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+
+
+def background(rng: np.random.Generator) -> np.ndarray:
+    """A made-up picture: soft patches of colour, coarse and fine."""
+    layers = []
+    for cells in (3, 8, 24):
+        noise = Image.fromarray(rng.integers(0, 256, size=(cells, cells, 3), dtype=np.uint8))
+        layers.append(np.asarray(noise.resize((SIZE, SIZE), Image.Resampling.BICUBIC), dtype=np.float32))
+    shares = rng.dirichlet((2.0, 1.0, 0.5))
+    return np.round(sum(share * layer for share, layer in zip(shares, layers, strict=True))).astype(np.uint8)

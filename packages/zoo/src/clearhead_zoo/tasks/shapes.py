@@ -1,0 +1,618 @@
+"""Coloured shapes on a noisy ground, and questions about them: "what colour is the circle left of the square?"
+
+Every question has one right answer, and with it come the objects it is about, their exact masks and boxes, and the
+words that carry the question. What is the evidence in the picture depends on the family of the question:
+
+colour, shape: the one object that is named ("what shape is the red object?")
+count: all objects that are counted; none where there are none
+exist: the one object that is looked for where the answer is yes; none where it is no
+relation: the object asked for and the one it is related to ("the circle left of the square"). There is always a second
+    circle on the other side, of another colour, so that the relation has to be understood
+
+Scenes are drawn with numpy and rendered in whole numbers only, by operations that numpy and torch share: the pictures
+of a seed are the same, bit by bit, wherever they are rendered.
+
+>>> one = example(seed=11, family="relation")
+>>> one.text, one.label
+('what colour is the circle left of the cross?', 'red')
+>>> [one.names[place] for place in one.objects]
+['large red circle', 'large yellow cross']
+>>> [one.words[position] for position in one.evidence]
+['colour', 'circle', 'left', 'cross']
+>>> one.picture.shape, one.masks.shape, one.features.shape
+((64, 64, 3), (6, 64, 64), (8, 32))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead_zoo.tasks import Example as TextExample
+from clearhead_zoo.tasks import Span, generator
+
+Integers: TypeAlias = NDArray[np.int64]
+Booleans: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float32]
+
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+PLURALS = ("circles", "squares", "triangles", "crosses", "rings")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+PAINTS = ((210, 50, 50), (60, 170, 70), (60, 90, 215), (225, 205, 60), (150, 65, 185), (70, 200, 210))
+SIZES = ("small", "large")
+RELATIONS = ("left of", "right of", "above", "below")
+FAMILIES = ("colour", "shape", "count", "exist", "relation")
+MOST_COUNTED = 3
+ANSWERS = (*COLOURS, *SHAPES, *(str(number) for number in range(MOST_COUNTED + 1)), "no", "yes")
+FIRST_SHAPE, FIRST_NUMBER, NO = len(COLOURS), len(COLOURS) + len(SHAPES), len(ANSWERS) - 2
+PAD, UNKNOWN, FIRST, LAST, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+#: Words and question marks are the tokens.
+PATTERN = r"\w+|\?"
+
+#: Objects of a scene, at least and at most; regions of a scene, some of them mere ground; numbers that describe one.
+LEAST, MOST, REGIONS, FEATURES = 2, 6, 8, 32
+#: Positions and radii are whole numbers of quarter pixels.
+UNIT = 4
+#: The share of the picture's side that the radius of a small and of a large object takes, least and most.
+RADII = ((0.070, 0.086), (0.109, 0.125))
+#: A side of a relation is meant only from this share of the picture's side on.
+CLEAR = 0.09
+NOISE = 0.3
+
+
+# -- the questions: there are only a few hundred
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, where its words stand in the text, and which of them carry it."""
+
+    family: str
+    text: str
+    spans: tuple[Span, ...]
+    content: tuple[int, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.text[start:end] for start, end in self.spans)
+
+
+def _question(family: str, by_colour: int, first: int, second: int, relation: int) -> Question:
+    """Words in capitals in these sentences are the ones that carry the question."""
+    one, other = ((COLOURS if by_colour else SHAPES)[number].upper() for number in (first, second))
+    asked, thing = ("SHAPE", " object") if by_colour else ("COLOUR", "")
+    looked_for = SHAPES[second].upper() if family == "exist" else ""
+    side = RELATIONS[relation].replace(" of", "").upper() + (" of" if " of" in RELATIONS[relation] else "")
+    sentence = {
+        "colour": f"what {asked} is the {one}?",
+        "shape": f"what {asked} is the {one} object?",
+        "count": f"how MANY {one} objects are there?" if by_colour else f"how MANY {PLURALS[first].upper()} are there?",
+        "exist": f"is there a {one} {looked_for}?",
+        "relation": f"what {asked} is the {one}{thing} {side} the {other}{thing}?",
+    }[family]
+    spans, start = [], 0
+    for word in sentence.replace("?", "").split(" "):
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    content = tuple(place for place, (start, end) in enumerate(spans) if sentence[start:end].isupper())
+    return Question(family, sentence.lower(), tuple(spans), content)
+
+
+@cache
+def _questions() -> tuple[tuple[Question, ...], Integers]:
+    """All questions, and their numbers by family, by_colour, first, second and relation."""
+    table: list[Question] = []
+    numbers = np.full((len(FAMILIES), 2, len(COLOURS), len(COLOURS), len(RELATIONS)), -1, dtype=np.int64)
+
+    def add(family: str, by_colour: int, first: int, second: int = 0, relation: int = 0) -> None:
+        numbers[FAMILIES.index(family), by_colour, first, second, relation] = len(table)
+        table.append(_question(family, by_colour, first, second, relation))
+
+    for by_colour, values in enumerate((SHAPES, COLOURS)):
+        for first in range(len(values)):
+            add(FAMILIES[by_colour], by_colour, first)
+            add("count", by_colour, first)
+            for second in range(len(SHAPES) if by_colour else 0):
+                add("exist", by_colour, first, second)
+            for second in range(len(values)):
+                for relation in range(len(RELATIONS) if first != second else 0):
+                    add("relation", by_colour, first, second, relation)
+    return tuple(table), numbers
+
+
+def questions() -> tuple[Question, ...]:
+    """Every question that can be asked.
+
+    >>> len(questions()), questions()[0].text
+    (252, 'what colour is the circle?')
+    """
+    return _questions()[0]
+
+
+@cache
+def vocabulary() -> list[str]:
+    """Every word, at its number."""
+    return [*SPECIAL, "?", *sorted({word for question in questions() for word in question.words})]
+
+
+@cache
+def token_table() -> tuple[Integers, Booleans]:
+    """Each question as a padded row of tokens, and which of them carry the question."""
+    number = {word: place for place, word in enumerate(vocabulary())}
+    rows = [[FIRST, *question.words, "?", LAST] for question in questions()]
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    content = np.zeros(ids.shape, dtype=bool)
+    for place, (row, question) in enumerate(zip(rows, questions(), strict=True)):
+        ids[place, : len(row)] = [number[word] for word in row]
+        content[place, [position + 1 for position in question.content]] = True
+    return ids, content
+
+
+# -- the scenes
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Many scenes: what and where their objects are (rows × objects), and how the ground looks.
+
+    x, y, radius: in quarter pixels; shape, colour, large: numbers into SHAPES, COLOURS and SIZES; present: there are
+    fewer than MOST objects in most scenes; tint: how far an object's paint is off its colour; ground, slope: paint of
+    the ground and its change across the picture; grain: what the noise starts from
+    """
+
+    size: int
+    x: Integers
+    y: Integers
+    radius: Integers
+    shape: Integers
+    colour: Integers
+    large: Integers
+    present: Booleans
+    tint: Integers
+    ground: Integers
+    slope: Integers
+    grain: Integers
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: Any) -> Scenes:
+        arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "size"}
+        return Scenes(self.size, **arrays)
+
+    def without(self, gone: Booleans) -> Scenes:
+        """The same scenes, with the ground to be seen where these objects were."""
+        return replace(self, present=self.present & ~gone)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scenes with a question each: numbers into questions() and ANSWERS, and the objects that are the evidence.
+
+    referent, anchor: the object asked for and the one it is related to, −1 where there is none
+    """
+
+    scenes: Scenes
+    question: Integers
+    answer: Integers
+    evidence: Booleans
+    referent: Integers
+    anchor: Integers
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    def __getitem__(self, rows: Any) -> Batch:
+        return Batch(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def others(self, rng: np.random.Generator) -> Booleans:
+        """As many objects that are no evidence (fewer, if there are no more), drawn at random."""
+        free = self.scenes.present & ~self.evidence
+        order = np.argsort(np.where(free, rng.random(free.shape), 2.0), axis=1)
+        chosen = np.zeros_like(free)
+        np.put_along_axis(chosen, order, np.arange(free.shape[1]) < self.evidence.sum(1, keepdims=True), axis=1)
+        return chosen & free
+
+    def recoloured(self, rng: np.random.Generator) -> Batch:
+        """Those whose answer is the referent's colour, with that object in another colour and the answer with it."""
+        asks_colour = (self.answer < len(COLOURS)) & (self.referent >= 0)
+        kept = self[np.flatnonzero(asks_colour)]
+        rows = np.arange(len(kept))
+        colour = kept.scenes.colour.copy()
+        colour[rows, kept.referent] = _other(rng, kept.answer, len(COLOURS))
+        return replace(kept, scenes=replace(kept.scenes, colour=colour), answer=colour[rows, kept.referent])
+
+
+def scenes(rng: np.random.Generator, rows: int, size: int = 96) -> Scenes:
+    """Scenes with any objects in them, none touching another."""
+    count = rng.integers(LEAST, MOST + 1, rows)
+    x, y, radius, large, _ = _layout(rng, count, size, np.full(rows, -1))
+    shape, colour = rng.integers(len(SHAPES), size=x.shape), rng.integers(len(COLOURS), size=x.shape)
+    return _painted(rng, size, x, y, radius, shape, colour, large, count)
+
+
+def batch(rng: np.random.Generator, rows: int, size: int = 64, families: Sequence[str] = FAMILIES) -> Batch:
+    """Scenes with a question each; families in equal parts (name one twice for more of it), answers of each too."""
+    family = np.array([FAMILIES.index(name) for name in families])[rng.permutation(rows) % len(families)]
+    by_colour = np.where(family < 2, family, rng.integers(2, size=rows))
+    by_colour[family == FAMILIES.index("exist")] = 1
+    is_count, is_exist, is_relation = (family == FAMILIES.index(name) for name in ("count", "exist", "relation"))
+    relation = np.where(is_relation, rng.integers(len(RELATIONS), size=rows), 0)
+    number = rng.integers(MOST_COUNTED + 1, size=rows)
+    least = np.select([is_count, is_exist | is_relation], [np.maximum(number, LEAST), 3], LEAST)
+    count = rng.integers(least, MOST + 1)
+    x, y, radius, large, roles = _layout(rng, count, size, np.where(is_relation, relation, -1))
+    referent, anchor, foil = roles
+    places = np.arange(MOST)
+
+    # objects have a property that names them and one that is asked for; which is which depends on the question
+    names, others = np.where(by_colour, len(COLOURS), len(SHAPES)), np.where(by_colour, len(SHAPES), len(COLOURS))
+    chance = rng.random((rows, len(COLOURS)))
+    chance[np.arange(len(COLOURS)) >= names[:, None]] = 2.0
+    order = np.argsort(chance, axis=1)
+    first, second = order[:, 0], order[:, 1]
+    # nothing else bears the names that the question uses, except when it asks whether there is such a thing
+    free = np.select([is_exist, is_relation], [0, 2], 1)
+    named = np.take_along_axis(order, rng.integers(free[:, None], names[:, None], (rows, MOST)), axis=1)
+    asked = rng.integers(0, others[:, None], (rows, MOST))
+    answer = rng.integers(0, others)
+    is_counted = is_count[:, None] & (places < number[:, None])
+    is_referent = ~is_count[:, None] & (places == referent[:, None])
+    is_anchor, is_foil = (is_relation[:, None] & (places == place[:, None]) for place in (anchor, foil))
+    there = is_exist & (rng.integers(2, size=rows) == 1)
+    # what is looked for has two near relatives in most scenes: one of its name, and one like it in the other property
+    tempts = is_exist[:, None] & (rng.random((rows, 2)) < 0.75)
+    is_namesake, is_alike = (tempts[:, [k]] & (places == (referent[:, None] + 1 + k) % 3) for k in (0, 1))
+    is_referent &= (~is_exist | there)[:, None]
+    named = np.where(is_counted | is_referent | is_foil | is_namesake, first[:, None], named)
+    named = np.where(is_anchor, second[:, None], named)
+    named = np.where(is_alike, _other(rng, first, names)[:, None], named)
+    asked = np.where(is_referent | is_alike, answer[:, None], asked)
+    taken = is_foil | (is_exist[:, None] & ~is_referent & (named == first[:, None]) & (asked == answer[:, None]))
+    asked = np.where(taken, _other(rng, answer, others)[:, None], asked)
+
+    shape, colour = np.where(by_colour[:, None], asked, named), np.where(by_colour[:, None], named, asked)
+    present = places < count[:, None]
+    numbers = _questions()[1][
+        family, by_colour, first, np.select([is_exist, is_relation], [answer, second], 0), relation
+    ]
+    label = answer + np.where(by_colour, FIRST_SHAPE, 0)
+    return Batch(
+        scenes=_painted(rng, size, x, y, radius, shape, colour, large, count),
+        question=numbers,
+        answer=np.select([is_count, is_exist], [FIRST_NUMBER + number, NO + there], label),
+        evidence=(is_counted | is_referent | is_anchor) & present,
+        referent=np.where(is_referent.any(1), is_referent.argmax(1), -1),
+        anchor=np.where(is_relation, anchor, -1),
+    )
+
+
+def _other(rng: np.random.Generator, value: Integers, values: int | Integers) -> Integers:
+    """Another value than this one."""
+    return (value + 1 + rng.integers(0, np.broadcast_to(values, value.shape) - 1)) % values
+
+
+def _layout(
+    rng: np.random.Generator, count: Integers, size: int, relation: Integers
+) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+    """Positions that do not touch, radii, sizes, and who is referent, anchor and foil; drawn again until they suit."""
+    rows = len(count)
+    x, y, radius, large = (np.zeros((rows, MOST), dtype=np.int64) for _ in range(4))
+    roles = np.zeros((3, rows), dtype=np.int64)
+    todo = np.arange(rows)
+    while len(todo):
+        large[todo] = rng.integers(2, size=(len(todo), MOST))
+        low, high = (np.round(np.array(RADII)[:, k] * size * UNIT).astype(np.int64) for k in (0, 1))
+        radius[todo] = rng.integers(low[large[todo]], high[large[todo]] + 1)
+        x[todo], y[todo], fits = _placed(rng, radius[todo], count[todo], size)
+        roles[:, todo], related = _roles(rng, x[todo], y[todo], count[todo], size, relation[todo])
+        todo = todo[~(fits & related)]
+    return x, y, radius, large, roles
+
+
+def _placed(
+    rng: np.random.Generator, radius: Integers, count: Integers, size: int, tries: int = 16
+) -> tuple[Integers, Integers, Booleans]:
+    """One object after the other goes to the first of a few random places where it touches none before it."""
+    rows = len(radius)
+    x, y = np.zeros_like(radius), np.zeros_like(radius)
+    fits = np.ones(rows, dtype=bool)
+    for place in range(MOST):
+        own = radius[:, place, None]
+        room = UNIT * size - 2 * own - 2 * UNIT
+        spots = own[None] + UNIT + (rng.random((2, rows, tries)) * (room + 1)).astype(np.int64)
+        reach = own + radius[:, :place] + UNIT
+        near = (np.abs(spots[0, :, :, None] - x[:, None, :place]) < reach[:, None]) & (
+            np.abs(spots[1, :, :, None] - y[:, None, :place]) < reach[:, None]
+        )
+        free = ~near.any(2)
+        chosen = free.argmax(1)
+        x[:, place], y[:, place] = spots[0, np.arange(rows), chosen], spots[1, np.arange(rows), chosen]
+        fits &= free.any(1) | (place >= count)
+    return x, y, fits
+
+
+def _roles(
+    rng: np.random.Generator, x: Integers, y: Integers, count: Integers, size: int, relation: Integers
+) -> tuple[Integers, Booleans]:
+    """Referent, anchor and foil: an anchor that has objects clearly on both sides, and one from each side.
+
+    Without a relation the referent is any of the first three objects.
+    """
+    rows = np.arange(len(x))
+    along = np.where(relation[:, None] < 2, x, y) * np.where(relation % 2, -1, 1)[:, None]
+    present = np.arange(MOST) < count[:, None]
+    ahead = along[:, :, None] - along[:, None, :] >= CLEAR * size * UNIT
+    ahead &= present[:, :, None] & present[:, None, :]
+    behind = ahead.transpose(0, 2, 1)
+    able = ahead.any(2) & behind.any(2)
+    anchor = (able * rng.random(able.shape)).argmax(1)
+    referent, foil = ((side[rows, anchor] * rng.random(able.shape)).argmax(1) for side in (ahead, behind))
+    related = relation >= 0
+    alone = rng.integers(0, np.minimum(count, 3))
+    return np.stack([np.where(related, referent, alone), anchor, foil]), able.any(1) | ~related
+
+
+def _painted(
+    rng: np.random.Generator,
+    size: int,
+    x: Integers,
+    y: Integers,
+    radius: Integers,
+    shape: Integers,
+    colour: Integers,
+    large: Integers,
+    count: Integers,
+) -> Scenes:
+    rows = len(x)
+    return Scenes(
+        size=size,
+        x=x,
+        y=y,
+        radius=radius,
+        shape=shape,
+        colour=colour,
+        large=large,
+        present=np.arange(MOST) < count[:, None],
+        tint=rng.integers(-18, 19, (rows, MOST, 3)),
+        ground=rng.integers(60, 131, (rows, 1)) + rng.integers(-12, 13, (rows, 3)),
+        slope=rng.integers(-30, 31, (rows, 2)),
+        grain=rng.integers(2**31, size=rows),
+    )
+
+
+# -- how they look
+
+
+def render(many: Scenes, array: Callable[[NDArray[Any]], Any] = np.asarray) -> tuple[Any, Any]:
+    """Pictures (rows × 3 × height × width, whole numbers from 0 to 255) and masks (rows × objects × height × width).
+
+    array: brings what is drawn to where it is rendered, `lambda a: torch.from_numpy(a).to("cuda")` say; pictures and
+        masks are then tensors there
+    """
+    masks = _inside(many, array)
+    size, side = many.size, array(np.arange(many.size, dtype=np.int16))
+    # where a picture is painted the numbers are small, and a quarter of the memory is a quarter of the time
+    slope, ground, paints = (
+        array(values.astype(np.int16))
+        for values in (many.slope[:, :, None, None], many.ground[:, :, None, None], _paints(many)[..., None, None])
+    )
+    tilt = (slope[:, 0] * side[:, None] + slope[:, 1] * side) // size
+    place = np.arange(size)
+    grain, shift = array(many.grain[:, None, None]), array(np.array([0, 8, 16])[:, None, None])
+    fine = _hash(grain, array(place[:, None] * size + place))
+    coarse = _hash(grain ^ 0x5A5A5A, array(place[:, None] // 4 * size + place // 4))
+    pictures = ground + tilt[:, None]
+    rough = (coarse[:, None] >> shift) % 33 - 16
+    bare = array(np.ones(1, dtype=bool))
+    for number in range(masks.shape[1]):
+        mask = masks[:, number, None]
+        pictures = pictures + mask * (paints[:, number] - pictures)
+        bare = bare & ~mask
+    return (pictures + bare * rough + (fine[:, None] >> shift) % 29 - 14).clip(0, 255), masks
+
+
+def _paints(many: Scenes) -> Integers:
+    return np.array(PAINTS)[many.colour] + many.tint
+
+
+def _inside(many: Scenes, array: Callable[[NDArray[Any]], Any]) -> Any:
+    """Which pixels have their centre in an object: one test for all shapes, of which each uses a part.
+
+    Between two circles, below two slanting lines, and in a horizontal or a vertical bar.
+    """
+    radius, far = many.radius, 4 * UNIT * many.size
+    parts: dict[
+        str, tuple[Any, ...]
+    ] = {  # squared inner and outer circle, height of the lines' tip, length and breadth of the bars
+        "circle": (0 * radius, radius**2, far, radius, radius),
+        "square": (0 * radius, far**2, far, radius * 7 // 8, radius * 7 // 8),
+        "triangle": (0 * radius, far**2, radius, radius, radius),
+        "cross": (0 * radius, far**2, far, radius, radius * 3 // 8),
+        "ring": ((radius * 9 // 16) ** 2, radius**2, far, radius, radius),
+    }
+    chosen = [many.shape == place for place in range(len(SHAPES))]
+
+    def small(values: NDArray[Any]) -> Any:
+        return array(values.astype(np.int32)[:, :, None, None])
+
+    inner, outer, tip, length, breadth = (
+        small(np.select(chosen, [np.broadcast_to(parts[shape][part], radius.shape) for shape in SHAPES]))
+        for part in range(5)
+    )
+    centres = array((UNIT * np.arange(many.size) + UNIT // 2).astype(np.int32))
+    right, down = centres - small(many.x), centres[:, None] - small(many.y)
+    aside, off = abs(right), abs(down)
+    distance = right**2 + down**2
+    inside = (distance >= inner) & (distance <= outer) & (2 * aside - down <= tip)
+    bars = ((aside <= length) & (off <= breadth)) | ((aside <= breadth) & (off <= length))
+    return inside & bars & array(many.present[:, :, None, None])
+
+
+def _hash(seed: Any, place: Any) -> Any:
+    """Twenty-four bits that look random; all numbers stay below 2⁶³, so nothing overflows anywhere."""
+    mixed = (place * 0x9E3779B1 + seed) & 0x7FFFFFFF
+    for factor in (0x5BD1E995, 0x27D4EB2D):
+        mixed = ((mixed ^ (mixed >> 15)) * factor) & 0x7FFFFFFF
+    return (mixed ^ (mixed >> 13)) & 0xFFFFFF
+
+
+def boxes(masks: Any) -> tuple[Any, Any, Any, Any]:
+    """Left, top, right and bottom of each mask, in pixels: the smallest box, right and bottom just outside of it."""
+    columns, rows = masks.any(2), masks.any(3)
+    left, top = ((side.cumsum(2) == 0).sum(2) for side in (columns, rows))
+    return left, top, left + columns.sum(2), top + rows.sum(2)
+
+
+# -- regions, as a detector would give them
+
+
+@cache
+def _codes() -> Floats:
+    """What each colour, shape and size adds to the features of a region; the last row is that of the ground."""
+    rows = len(COLOURS) + len(SHAPES) + len(SIZES) + 1
+    return np.random.default_rng(20).standard_normal((rows, FEATURES)).astype(np.float32)
+
+
+def ground_features(rng: np.random.Generator, *shape: int) -> Floats:
+    """Features of regions that show nothing but ground: what an object's are replaced by to take it away."""
+    noise = rng.standard_normal((*shape, FEATURES), dtype=np.float32)
+    return np.asarray(_codes()[-1] + NOISE * noise, dtype=np.float32)
+
+
+def regions(rng: np.random.Generator, many: Scenes) -> tuple[Floats, Floats, Integers]:
+    """Features (rows × regions × FEATURES), boxes (corners as shares of the side), and the region of each object.
+
+    The objects and, up to REGIONS, some boxes of mere ground, in random order.
+    """
+    rows, codes = len(many), _codes()
+    parts = (many.colour, len(COLOURS) + many.shape, len(COLOURS) + len(SHAPES) + many.large)
+    noise = rng.standard_normal((rows, MOST, FEATURES), dtype=np.float32)
+    objects = np.sum([codes[part] for part in parts], axis=0) + NOISE * noise
+    features = ground_features(rng, rows, REGIONS)
+    features[:, :MOST] = np.where(many.present[:, :, None], objects, features[:, :MOST])
+    reach = rng.integers(int(RADII[0][0] * many.size * UNIT), int(RADII[1][1] * many.size * UNIT), (rows, REGIONS))
+    middle = reach + (rng.random((2, rows, REGIONS)) * (UNIT * many.size - 2 * reach)).astype(np.int64)
+    reach[:, :MOST] = np.where(many.present, _reach(many), reach[:, :MOST])
+    for axis, own in enumerate((many.x, many.y)):
+        middle[axis, :, :MOST] = np.where(many.present, own, middle[axis, :, :MOST])
+    corners = np.stack([*(middle - reach), *(middle + reach)], axis=2) / (UNIT * many.size)
+    order = rng.permuted(np.tile(np.arange(REGIONS), (rows, 1)), axis=1)
+    shuffled = [np.take_along_axis(values, order[:, :, None], axis=1) for values in (features, corners)]
+    seen, where = (values.astype(np.float32) for values in shuffled)
+    return seen, where, np.argsort(order, axis=1)[:, :MOST]
+
+
+def _reach(many: Scenes) -> Integers:
+    return np.where(many.shape == SHAPES.index("square"), many.radius * 7 // 8, many.radius)
+
+
+# -- single examples, for people and for the library's readers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Example(TextExample):
+    """A picture, a question about it (`text`), the answer (`label`) and what decides it.
+
+    `evidence` are the words that carry the question; `objects` the objects that are the evidence in the picture.
+
+    picture: height × width × 3, bytes; masks: objects × height × width; boxes: left, top, right, bottom in pixels;
+    names: of the objects, such as "small red circle"; features, region_boxes: for models that see regions instead of
+    pixels; regions: the region of each object; referent, anchor: the objects' parts in the question, or None
+    """
+
+    family: str
+    picture: NDArray[np.uint8]
+    names: tuple[str, ...]
+    masks: Booleans
+    boxes: Integers
+    objects: tuple[int, ...]
+    referent: int | None
+    anchor: int | None
+    features: Floats
+    region_boxes: Floats
+    regions: tuple[int, ...]
+
+    @property
+    def image(self) -> Any:
+        """The picture as pillow has it."""
+        from PIL import Image
+
+        return Image.fromarray(self.picture)
+
+    @property
+    def evidence_regions(self) -> tuple[int, ...]:
+        return tuple(self.regions[place] for place in self.objects)
+
+    @property
+    def evidence_mask(self) -> Booleans:
+        """The pixels of the evidence."""
+        return np.asarray(self.masks[list(self.objects)].any(axis=0))
+
+    def evidence_patches(self, side: int = 8) -> Booleans:
+        """Which patches of `side` pixels show some of the evidence: rows × columns of patches."""
+        return patches(self.evidence_mask, side)
+
+
+def patches(mask: Any, side: int) -> Any:
+    """Which patches hold some of a mask (… × height × width)."""
+    *rest, height, width = mask.shape
+    return mask.reshape(*rest, height // side, side, width // side, side).any(-1).any(-2)
+
+
+def examples(
+    count: int, seed: int, split: str = "held-out", size: int = 64, families: Sequence[str] = FAMILIES
+) -> list[Example]:
+    """Questions about scenes, each with everything that is known about it."""
+    unknown = sorted(set(families) - set(FAMILIES))
+    if unknown:
+        raise ValueError(f"no questions are called {', '.join(unknown)}; there are: {', '.join(FAMILIES)}")
+    rng = generator(seed, split)
+    asked = batch(rng, count, size, families)
+    features, corners, region = regions(rng, asked.scenes)
+    pictures, masks = render(asked.scenes)
+    edges = np.stack(boxes(masks), axis=2)
+    made = []
+    for row in range(count):
+        question, scene = questions()[asked.question[row]], asked.scenes[row]
+        seen = int(scene.present.sum())
+        made.append(
+            Example(
+                id=f"shapes-{split}-{seed}-{row}",
+                text=question.text,
+                spans=question.spans,
+                label=ANSWERS[asked.answer[row]],
+                witnesses=(question.content,),
+                family=question.family,
+                picture=np.ascontiguousarray(pictures[row].transpose(1, 2, 0)).astype(np.uint8),
+                names=tuple(
+                    f"{SIZES[large]} {COLOURS[colour]} {SHAPES[shape]}"
+                    for large, colour, shape in zip(
+                        scene.large[:seen], scene.colour[:seen], scene.shape[:seen], strict=True
+                    )
+                ),
+                masks=masks[row, :seen],
+                boxes=edges[row, :seen],
+                objects=tuple(int(place) for place in np.flatnonzero(asked.evidence[row])),
+                referent=_or_none(asked.referent[row]),
+                anchor=_or_none(asked.anchor[row]),
+                features=features[row],
+                region_boxes=corners[row],
+                regions=tuple(int(place) for place in region[row, :seen]),
+            )
+        )
+    return made
+
+
+def example(seed: int = 0, family: str | None = None, size: int = 64) -> Example:
+    """One ready example; family: one of FAMILIES, or any."""
+    return examples(1, seed, size=size, families=FAMILIES if family is None else (family,))[0]
+
+
+def _or_none(place: np.int64) -> int | None:
+    return int(place) if place >= 0 else None

@@ -1,0 +1,156 @@
+"""Movie-review texts for `sentiment` and `rationale`, with what is held out kept out of everything that trains.
+
+SST-2, the polarity and subjectivity sentences come from one source, so a sentence of a test file may lie in another
+file under another spelling: whatever is close to a held-out sentence is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from clearhead.bench.data import Characters, read
+
+LABELS = ["NEGATIVE", "POSITIVE"]
+Example = tuple[str, int]
+#: The label of a text that has none.
+UNKNOWN = -1
+WHOLE = 12
+
+
+@dataclass(frozen=True)
+class Review:
+    """A movie review, one sentence a line, and the passages that people marked as evidence for its label."""
+
+    text: str
+    label: int
+    passages: tuple[str, ...]
+
+    @cached_property
+    def words(self) -> list[str]:
+        return self.text.split()
+
+
+def reviews(data: Path, split: str) -> list[Review]:
+    """ERASER's movie reviews; the reader keeps the validation reviews out of the training ones."""
+    found = []
+    for example in read("eraser-movies", split, data):
+        pieces = [piece for group in example.evidence or () for piece in group if isinstance(piece, Characters)]
+        passages = (" ".join(example.input[piece.start : piece.stop].split()) for piece in pieces)
+        assert isinstance(example.label, int)
+        found.append(Review(example.input, example.label, tuple(dict.fromkeys(passages))))
+    return found
+
+
+def labelled(name: str, split: str, data: Path) -> list[Example]:
+    return [(example.input, example.label) for example in read(name, split, data) if isinstance(example.label, int)]
+
+
+def letters(text: str) -> str:
+    """Only letters and digits, without accents: equal for two spellings or tokenisations of one sentence."""
+    return re.sub(r"[^a-z0-9]", "", unicodedata.normalize("NFKD", text.lower()))
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", unicodedata.normalize("NFKD", text.lower())))
+
+
+def as_in_sst(text: str) -> str:
+    """SST splits clitics off ("it 's", "do n't"); the polarity data do not."""
+    return re.sub(
+        r"\s+", " ", re.sub(r"n't\b", " n't", re.sub(r"(?<=\w)('(?:s|re|ve|ll|d|m)\b)", r" \1", text))
+    ).strip()
+
+
+class HeldOut:
+    """Sentences that training must not see, not even retold with other punctuation or a word or two changed."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        sentences = list(sentences)
+        self.exact = {letters(sentence) for sentence in sentences}
+        bags = [bag for bag in map(words, sentences) if len(bag) > 4]
+        self.sizes = np.array([len(bag) for bag in bags])
+        places: dict[str, list[int]] = {}
+        for place, bag in enumerate(bags):
+            for word in bag:
+                places.setdefault(word, []).append(place)
+        self.places = {word: np.array(found) for word, found in places.items()}
+
+    def holds(self, text: str) -> bool:
+        """The same letters, or most of the words of either one: catches cut, joined and re-spelt versions.
+
+        >>> held_out = HeldOut(["one of the year 's best films , if not the best ."])
+        >>> held_out.holds("one of the year's best films"), held_out.holds("one of the worst films")
+        (True, False)
+        """
+        if letters(text) in self.exact:
+            return True
+        bag = words(text)
+        hits = [self.places[word] for word in bag if word in self.places]
+        if len(bag) <= 4 or not hits:
+            return False
+        shared = np.bincount(np.concatenate(hits), minlength=len(self.sizes))
+        return bool((shared > 0.7 * np.minimum(self.sizes, len(bag))).any())
+
+
+@dataclass(frozen=True)
+class Sentiment:
+    """What sentiment is learned from (`examples`, and texts without a label) and what decides between candidates."""
+
+    examples: list[Example]
+    unlabelled: list[str]
+    dev: list[Example]
+    sentences: list[Example]
+
+    @cached_property
+    def whole(self) -> list[Example]:
+        """The longer half of what decides: the test file has whole sentences, dev.tsv mostly short phrases."""
+        return [example for example in self.dev if len(example[0].split()) >= WHOLE] + self.sentences
+
+
+def read_sentiment(data: Path, held_out: int, seed: int) -> Sentiment:
+    """SST-2's training phrases, sentences of the polarity set, product reviews and marked passages.
+
+    Held out are the test file, dev.tsv and `held_out` sentences of the polarity set that SST-2 does not train on.
+    """
+    test = [text for text, _ in labelled("sst2", "test", data)]
+    dev = labelled("sst2", "validation", data)
+    in_dev, near_test, in_test = {letters(text) for text, _ in dev}, HeldOut(test), {letters(text) for text in test}
+    phrases = [example for example in labelled("sst2", "train", data) if letters(example[0]) not in in_test]
+    known = in_dev | {letters(text) for text, _ in phrases}
+    polar = [
+        (as_in_sst(text), label)
+        for text, label in labelled("rt-polarity", "all", data)
+        if letters(text) not in known and not near_test.holds(text)
+    ]
+    order = np.random.default_rng(seed).permutation(len(polar))
+    sentences = [polar[place] for place in order[:held_out]]
+    near = HeldOut(text for text, _ in sentences)
+    passages = [(text, review.label) for review in reviews(data, "train") for text in review.passages if sized(text)]
+    extra = [polar[place] for place in order[held_out:]] + labelled("custrev", "all", data) + passages
+    examples = [example for example in phrases if not near.holds(example[0])]
+    examples += [example for example in extra if not near.holds(example[0]) and not near_test.holds(example[0])]
+    return Sentiment(examples, unlabelled_of(data, near_test, near, known), dev, sentences)
+
+
+def unlabelled_of(data: Path, near_test: HeldOut, near: HeldOut, known: set[str]) -> list[str]:
+    """Sentences of the training reviews and of the subjectivity set, as far as they are new and not held out."""
+    lines = [line.strip() for review in reviews(data, "train") for line in review.text.splitlines()]
+    lines += [as_in_sst(text) for text, _ in labelled("subj", "all", data)]
+    fresh = (text for text in dict.fromkeys(lines) if sized(text) and letters(text) not in known)
+    return [text for text in fresh if not near_test.holds(text) and not near.holds(text)]
+
+
+def sized(text: str) -> bool:
+    return 3 <= len(text.split()) <= 60
+
+
+def whole_twice(examples: Sequence[Example]) -> list[Example]:
+    """Most phrases are short; whole sentences are what people ask about, so these count twice."""
+    return [*examples, *(example for example in examples if len(example[0].split()) >= WHOLE)]

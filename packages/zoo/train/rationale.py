@@ -1,0 +1,182 @@
+"""Train `zoo:rationale`: a small BERT that tells good from bad movie reviews, up to 512 tokens.
+
+    python packages/zoo/train/rationale.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/rationale
+
+The reviews are ERASER's, whose evidence people have marked. First MiniLM learns sentiment from phrases (left out if
+--base is a classifier already, such as the averaged teachers that sentiment.py leaves in its --work/teachers), then
+teachers and students learn the reviews (classifiers.py) from windows at the beginning, at the end and at random, and
+from the marked passages. Reviews longer than 512 tokens lose their end or their beginning: the validation reviews
+decide which, and which student is kept, or their average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cards import write_card
+from classifiers import (
+    Plan,
+    Weights,
+    add_school_options,
+    answers,
+    architecture,
+    bar,
+    looking,
+    schooled,
+    share_right,
+    teach,
+    texts_of,
+    write_classifier,
+)
+from encoders import cut, packaged_base, text_options, vocabulary
+from movies import LABELS, Example, Review, read_sentiment, reviews, sized, whole_twice
+from torch.nn import functional as F
+
+SIDES = {"right": "the end", "left": "the beginning"}
+#: Words that fill 512 tokens, more or less, and a shorter stretch for variety.
+LONG, SHORT = 420, 150
+#: Of the seconds given, the share that learning from phrases gets.
+WARMING = 0.25
+
+
+def main() -> None:
+    options = parse_options()
+    training, validation = reviews(options.data, "train"), reviews(options.data, "validation")
+    if options.smoke:
+        training, validation = training[::80], validation[::20]
+    examples = windows(training, options.seed) + [
+        (text, review.label) for review in training for text in review.passages if sized(text)
+    ]
+    lines = (line.strip() for review in training for line in review.text.splitlines())
+    sentences = [line for line in dict.fromkeys(lines) if sized(line)][:: 50 if options.smoke else 1]
+    print(f"{len(training)} reviews make {len(examples)} examples and {len(sentences)} sentences", flush=True)
+    decide = {
+        "beginning": [(" ".join(review.words[:LONG]), review.label) for review in validation],
+        "end": [(" ".join(review.words[-LONG:]), review.label) for review in validation],
+    }
+    full, seconds = warmed(options, decide)
+    small, students = schooled(options, plan_of(options), full, examples, sentences, decide, seconds)
+    scores = scores_of(options, small, students, validation)
+    best, side = max(reversed(scores), key=lambda candidate: scores[candidate])
+    write_classifier(options.out, small, students[best], LABELS, side)
+    right, _ = measured(options.out, reviews(options.data, "test"), options.device)
+    figures = {"accuracy": round(right, 4), "accuracy, validation": round(scores[best, side][0], 4)}
+    print(write_card(options.out, facts_of(options, best, side, figures)), flush=True)
+    bar("accuracy on test.jsonl", right, 0.85)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = text_options(__doc__, "rationale", "folder with eraser-movies/, and sst2/ and sentences/ for the phrases")
+    add_school_options(parser, teachers=2, students=2, pieces=8000)
+    options = parser.parse_args()
+    options.data = Path(options.data)
+    return options
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    return Plan(
+        labels=LABELS,
+        tokens=128 if options.smoke else 512,
+        texts_a_step=32 if options.smoke else 384,
+        tokens_a_step=4096 if options.smoke else 65_536,
+        teacher_epochs=0.5 if options.smoke else 3,
+        student_epochs=0.5 if options.smoke else 5,
+        teacher_lr=1e-4,
+        student_lr=1e-4,
+    )
+
+
+def warmed(options: argparse.Namespace, decide: Mapping[str, Sequence[Example]]) -> tuple[Path, float | None]:
+    """A classifier of phrases with the full vocabulary to start from, and the seconds that are left."""
+    base = options.base or packaged_base()
+    full = cut(base, options.work / "full", list(vocabulary(base)))
+    if json.loads((base / "config.json").read_text(encoding="utf-8"))["architectures"] != ["BertModel"]:
+        return full, options.seconds
+    data, device = read_sentiment(options.data, held_out=0, seed=options.seed), torch.device(options.device)
+    phrases = whole_twice(data.examples)[:: 400 if options.smoke else 1]
+    plan = Plan(LABELS, 128, 32 if options.smoke else 384, 24_576, 2, 0, 1.5e-4, 0)
+    weights = teach(
+        options.work / "phrases.safetensors",
+        full,
+        plan,
+        texts_of(full, [text for text, _ in phrases], device, plan.tokens),
+        torch.tensor([label for _, label in phrases], device=device),
+        options.seconds and WARMING * options.seconds,
+        options.seed,
+        looking(full, plan_of(options), decide, device),
+    )
+    write_classifier(options.work / "phrases", full, weights, LABELS)
+    return options.work / "phrases", options.seconds and (1 - WARMING) * options.seconds
+
+
+def windows(training: Sequence[Review], seed: int) -> list[Example]:
+    """The beginning and the end of each review, and stretches from anywhere in it."""
+    rng = np.random.default_rng(seed)
+
+    def stretch(review: Review, size: int) -> str:
+        start = int(rng.integers(max(1, len(review.words) - size + 1)))
+        return " ".join(review.words[start : start + size])
+
+    found = []
+    for review in training:
+        ends = [" ".join(review.words[:LONG]), " ".join(review.words[-LONG:])]
+        found += [(text, review.label) for text in ends]
+        found += [(stretch(review, size), review.label) for size in (LONG, LONG, LONG, SHORT, SHORT)]
+    return found
+
+
+def measured(folder: Path, held_out: Sequence[Review], device: str) -> tuple[float, float]:
+    """Accuracy, and the mean log-likelihood of the labels."""
+    logits = answers(folder, [review.text for review in held_out], device)
+    truth = [review.label for review in held_out]
+    likelihood = -F.cross_entropy(logits, torch.tensor(truth)).item()
+    return share_right(logits.argmax(-1).tolist(), truth), likelihood
+
+
+def scores_of(
+    options: argparse.Namespace, small: Path, students: dict[str, Weights], validation: Sequence[Review]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """What decides: accuracy on the validation reviews and, where it is the same, the likelihood of their labels."""
+    scores = {}
+    for side, lost in SIDES.items():
+        for name, weights in students.items():
+            folder = options.work / "candidate"
+            write_classifier(folder, small, weights, LABELS, side)
+            scores[name, side] = measured(folder, validation, options.device)
+            print(f"{name} without {lost}: {scores[name, side][0]:.4f} {scores[name, side][1]:.4f}", flush=True)
+    return scores
+
+
+def facts_of(options: argparse.Namespace, chosen: str, side: str, figures: dict[str, float]) -> dict[str, Any]:
+    seconds = f" --seconds {options.seconds:g}" if options.seconds else ""
+    return {
+        "name": "rationale",
+        "task": "text-classification",
+        "summary": "A small BERT that tells good from bad movie reviews, of which people marked the evidence.",
+        "architecture": architecture(options.out),
+        "labels": LABELS,
+        "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
+        "data": "ERASER movies (Pang and Lee 2004; rationales by Zaidan et al. 2007): train.jsonl without the 200 "
+        "validation reviews that it contains; before that the training data of zoo:sentiment (SST-2, rt-polarity, "
+        "custrev)",
+        "command": "python packages/zoo/train/rationale.py --data ../shared/data "
+        f"--out packages/zoo/src/clearhead_zoo/models/rationale --seed {options.seed} --teachers {options.teachers} "
+        f"--students {options.students} --pieces {options.pieces}{seconds}",
+        "figures": figures,
+        "measured": "On all reviews of test.jsonl, read once, with the stored files opened with transformers in "
+        f"float32. Reviews longer than 512 tokens lose {SIDES[side]} (truncation_side is {side}), as they will for "
+        f"you. Weights of {chosen} out of {options.students} student(s) of {options.teachers} teachers; that and the "
+        "side were chosen on val.jsonl.",
+        "use": "For comparing explanations with what people marked as evidence (clearhead.bench.data reads it). Not "
+        "for other languages or other kinds of text; what lies beyond 512 tokens it does not see.",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Train `zoo:shapes-vilt`: a small ViLT that answers questions about coloured shapes from pixels.
+
+    python packages/zoo/train/shapes_vilt.py --out packages/zoo/src/clearhead_zoo/models/shapes-vilt
+
+Answers alone teach slowly, so the patches are helped along at first: half-way up, each should know the colour and the
+shape of what it shows, and before the last layer, whether that is what the question is about. The help fades and is
+gone before the last third of the run; its heads are not stored. Questions come in three lessons: look up, count and
+find, relate. Patches of mere ground are sometimes grey and words that do not carry the question sometimes masked, so
+that masking is nothing new to the model. A cut run goes on with --resume and the same --work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+from cards import write_card, write_json
+from jaxtyping import Bool, Float, Int
+from known import chunks, clock_of, half_precision, shared_options, write_model
+from numpy.typing import NDArray
+from shapes_vqa import (
+    BAR,
+    DATA,
+    MEASURED,
+    SPECIAL,
+    TOKENS,
+    Ahead,
+    Tally,
+    figures_of,
+    labels_of,
+    masked_words,
+    report,
+    tokenizer_of,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import ViltConfig, ViltForQuestionAnswering
+
+from clearhead.training import Average, Clock, Muon, train
+from clearhead_zoo.tasks import generator, shapes
+
+SIZE, PATCH = 64, 8
+#: The share of the run in which the patches are helped along.
+SUPPORTED = 0.65
+#: Families of questions, and the share of the run at which the next lesson starts at the latest.
+COURSE = (
+    (("colour", "shape"), 0.12),
+    (("colour", "shape", "count", "exist"), 0.25),
+    (("colour", "shape", "count", "exist", "relation", "relation", "relation"), 0.80),
+    (shapes.FAMILIES, 1.0),
+)
+#: What a patch is to a question: ground, some object, what is asked for, what that is related to.
+ROLES = 4
+
+
+def main() -> None:
+    options = parse_options()
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    config = config_of(options)
+    model = ViltForQuestionAnswering(ViltConfig(**config)).to(options.device)
+    clock = clock_of(options)
+    tensors = learn(options, Learner(model, options.depth), clock)
+    write_model(options.out, tensors, config, tokenizer_of(), SPECIAL, TOKENS)
+    write_json(options.out / "preprocessor_config.json", processor())
+    figures = measure(options)
+    print(write_card(options.out, facts_of(options, clock.step, figures)), flush=True)
+    report(figures["accuracy"], BAR)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = shared_options(__doc__, name="shapes-vilt", steps=20_000, lr=1e-3)
+    parser.add_argument("--matrix-lr", type=float, default=0.01, help="peak learning rate of the layers' matrices")
+    parser.add_argument("--batch", type=int, default=768, help="questions a step")
+    parser.add_argument("--width", type=int, default=160, help="width of the model")
+    parser.add_argument("--depth", type=int, default=6, help="layers")
+    options = parser.parse_args()
+    if options.smoke:
+        options.steps, options.seconds, options.batch, options.count = 12, None, 16, 40
+    return options
+
+
+class Learner(nn.Module):
+    """The ViLT, with the heads that help its patches along while it learns."""
+
+    def __init__(self, vilt: ViltForQuestionAnswering, depth: int) -> None:
+        super().__init__()
+        self.vilt = vilt
+        self.middle, self.late = depth // 2, depth - 1
+        width = vilt.config.hidden_size
+        outputs = len(shapes.COLOURS) + 1 + len(shapes.SHAPES) + 1
+        device = vilt.device
+        self.shown = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs)).to(device)
+        self.role = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, ROLES)).to(device)
+
+    def forward(
+        self, ids: Int[Tensor, "batch token"], pixels: Float[Tensor, "batch 3 size size"]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out = self.vilt.vilt(
+            input_ids=ids,
+            attention_mask=(ids != 0).long(),
+            image_embeds=(embeds := image_embeds(self.vilt, pixels)),
+            pixel_mask=embeds.new_ones(embeds.shape[:2], dtype=torch.long),
+            output_hidden_states=True,
+        )
+        first = ids.shape[1] + 1
+        shown = self.shown(out.hidden_states[self.middle][:, first:])
+        role = self.role(out.hidden_states[self.late][:, first:])
+        return self.vilt.classifier(out.pooler_output), shown, role
+
+
+def image_embeds(
+    model: ViltForQuestionAnswering, pixels: Float[Tensor, "batch 3 size size"]
+) -> Float[Tensor, "batch place width"]:
+    """What transformers' own embedding gives for a whole picture, but at once and in the order of the patches.
+
+    Its own goes through the pictures one by one, and shuffles the patches on the way.
+    """
+    embeddings = model.vilt.embeddings
+    patches = embeddings.patch_embeddings(pixels).flatten(2).transpose(1, 2)
+    first = embeddings.cls_token.expand(len(pixels), -1, -1)
+    return torch.cat([first.to(patches), patches], dim=1) + embeddings.position_embeddings
+
+
+class Lessons:
+    """Fresh pictures and questions for every step, from easy to hard."""
+
+    def __init__(self, options: argparse.Namespace, learner: Learner, clock: Clock) -> None:
+        self.options, self.learner, self.clock = options, learner, clock
+        self.tally, self.ahead = Tally(clock), Ahead(self.draw)
+        self.lesson = 0
+
+    def draw(self, step: int, lesson: int) -> tuple[shapes.Batch, NDArray[np.int64], NDArray[np.bool_]]:
+        rng = generator(self.options.seed, "train", step)
+        asked = shapes.batch(rng, self.options.batch, SIZE, COURSE[lesson][0])
+        return asked, masked_words(rng, asked.question), grey_patches(rng, len(asked))
+
+    def loss(self) -> Tensor:
+        device = torch.device(self.options.device)
+        asked, words, grey = self.ahead.take(self.clock.step, self.lesson)
+        pictures, masks = rendered(asked.scenes, device)
+        pixels = greyed(as_pixels(pictures), masks, torch.from_numpy(grey).to(device))
+        ids, truth = (torch.from_numpy(array).to(device, non_blocking=True) for array in (words, asked.answer))
+        with half_precision(device):
+            logits, shown, role = self.learner(ids, pixels)
+        logits = logits.float()
+        self.advance(self.tally.add(asked.question, logits.argmax(-1) == truth))
+        loss = F.cross_entropy(logits, truth)
+        support = max(0.0, 1.0 - self.clock.fraction / SUPPORTED)
+        if not support:
+            return loss
+        colour, shape, part = lessons_of_patches(asked, masks)
+        kinds = len(shapes.COLOURS) + 1
+        return loss + support * (
+            F.cross_entropy(shown[..., :kinds].float().flatten(0, 1), colour.flatten())
+            + F.cross_entropy(shown[..., kinds:].float().flatten(0, 1), shape.flatten())
+            + 2 * F.cross_entropy(role.float().flatten(0, 1), part.flatten())
+        )
+
+    def advance(self, found: dict[str, float]) -> None:
+        """The next lesson once this one is known, or when it is time for it."""
+        families, latest = COURSE[self.lesson]
+        known = len(found) == len(set(families)) and min(found.values()) > 0.9 and self.lesson < 2
+        if known or self.clock.fraction >= latest:
+            self.lesson = min(self.lesson + 1, len(COURSE) - 1)
+            print(f"lesson {self.lesson} from step {self.clock.step}", flush=True)
+
+
+def rendered(scenes: shapes.Scenes, device: torch.device) -> tuple[Tensor, Tensor]:
+    pictures, masks = shapes.render(scenes, lambda a: torch.from_numpy(np.ascontiguousarray(a)).to(device))
+    return pictures, masks
+
+
+def as_pixels(pictures: Tensor) -> Tensor:
+    """Bytes to what the image processor gives: −1 to 1."""
+    return pictures.float() / 127.5 - 1.0
+
+
+def grey_patches(rng: np.random.Generator, rows: int) -> NDArray[np.bool_]:
+    """Some patches of a quarter of the pictures."""
+    side = SIZE // PATCH
+    rate = np.where(rng.random(rows) < 0.25, rng.random(rows), 0.0)
+    return np.asarray(rng.random((rows, side, side)) < rate[:, None, None])
+
+
+def greyed(
+    pixels: Float[Tensor, "batch 3 size size"],
+    masks: Bool[Tensor, "batch object size size"],
+    chosen: Bool[Tensor, "batch row column"],
+) -> Float[Tensor, "batch 3 size size"]:
+    """Pictures with these of their patches grey, but none that shows an object."""
+    grey = chosen & ~shapes.patches(masks.any(1), PATCH)
+    return pixels.masked_fill(grey.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)[:, None], 0.0)
+
+
+def lessons_of_patches(
+    asked: shapes.Batch, masks: Bool[Tensor, "batch object size size"]
+) -> tuple[Int[Tensor, "batch patch"], Int[Tensor, "batch patch"], Int[Tensor, "batch patch"]]:
+    """Colour, shape and role of the object that covers most of a patch; the last colour and shape is that of ground."""
+    side = SIZE // PATCH
+    area = masks.reshape(*masks.shape[:2], side, PATCH, side, PATCH).sum((3, 5)).flatten(2)
+    most, owner = area.max(1)
+    ground = most < PATCH
+    part = np.where(asked.evidence, 2, 1)
+    related = np.flatnonzero(asked.anchor >= 0)
+    part[related, asked.anchor[related]] = 3
+
+    def of(values: NDArray[np.int64], none: int) -> Tensor:
+        return torch.from_numpy(values).to(masks.device).gather(1, owner).masked_fill(ground, none)
+
+    colour = of(asked.scenes.colour, len(shapes.COLOURS))
+    return colour, of(asked.scenes.shape, len(shapes.SHAPES)), of(part, 0)
+
+
+def learn(options: argparse.Namespace, learner: Learner, clock: Clock) -> dict[str, Tensor]:
+    """Train, and give the averaged weights of the ViLT."""
+    checkpoint = options.work / "checkpoint.safetensors"
+    if not options.resume:
+        checkpoint.unlink(missing_ok=True)
+    matrices = [weight for weight in learner.vilt.vilt.encoder.parameters() if weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    others = [weight for weight in learner.parameters() if id(weight) not in chosen]
+    fused = torch.device(options.device).type == "cuda"
+    optimisers: list[torch.optim.Optimizer] = [
+        Muon(matrices, lr=options.matrix_lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=fused),
+    ]
+    average = Average(learner.train(), horizon=200)
+    train(
+        Lessons(options, learner, clock).loss,
+        optimisers,
+        clock,
+        average,
+        clip=1.0,
+        report_every=10 if options.smoke else 100,
+        checkpoint=checkpoint,
+        name="smoke" if options.smoke else "train",
+    )
+    return {name.removeprefix("vilt."): tensor for name, tensor in average.tensors.items() if name.startswith("vilt.")}
+
+
+def config_of(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "architectures": ["ViltForQuestionAnswering"],
+        # one answer is right: read as a softmax, not as ViLT's usual sigmoids
+        "problem_type": "single_label_classification",
+        "model_type": "vilt",
+        "dtype": "float16",
+        "vocab_size": len(shapes.vocabulary()),
+        "type_vocab_size": 1,
+        "modality_type_vocab_size": 2,
+        "max_position_embeddings": TOKENS,
+        "hidden_size": options.width,
+        "intermediate_size": 4 * options.width,
+        "num_hidden_layers": options.depth,
+        "num_attention_heads": options.width // 32,
+        # pictures never repeat: there is nothing to regularise
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": 1e-6,
+        "initializer_range": 0.02,
+        "image_size": SIZE,
+        "patch_size": PATCH,
+        "num_channels": 3,
+        "qkv_bias": True,
+        # take all patches; transformers still shuffles them, but none is left out
+        "max_image_length": -1,
+        "pad_token_id": 0,
+        **labels_of(),
+    }
+
+
+def processor() -> dict[str, Any]:
+    return {
+        "image_processor_type": "ViltImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": SIZE},
+        "size_divisor": PATCH,
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "do_pad": True,
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """What the stored files do, opened the way a user opens them."""
+    model = ViltForQuestionAnswering.from_pretrained(options.out, dtype=torch.float32).to(options.device).eval()
+    device = torch.device(options.device)
+
+    @torch.no_grad()
+    def ask(asked: shapes.Batch, ids: NDArray[np.int64], changed: shapes.Scenes) -> NDArray[np.int64]:
+        found: list[Tensor] = []
+        for chunk in chunks(range(len(ids)), 250):
+            words = torch.from_numpy(ids[list(chunk)]).to(device)
+            embeds = image_embeds(model, as_pixels(rendered(changed[list(chunk)], device)[0]))
+            places = embeds.new_ones(embeds.shape[:2], dtype=torch.long)
+            logits = model(
+                input_ids=words, attention_mask=(words != 0).long(), image_embeds=embeds, pixel_mask=places
+            ).logits
+            if not found:
+                report_difference(model, words, changed[list(chunk)], logits)
+            found.append(logits.argmax(-1))
+        return torch.cat(found).cpu().numpy()
+
+    return figures_of(options, ask)
+
+
+def report_difference(model: ViltForQuestionAnswering, words: Tensor, scenes: shapes.Scenes, logits: Tensor) -> None:
+    """Patches all at once or one picture after the other, as transformers takes them: the logits are the same."""
+    some = slice(0, 20)
+    pixels = as_pixels(rendered(scenes[some], logits.device)[0])
+    own = model(input_ids=words[some], attention_mask=(words[some] != 0).long(), pixel_values=pixels).logits
+    print(f"logits from pixels and from embeddings differ by {(own - logits[some]).abs().max().item():.2g}", flush=True)
+
+
+def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
+    return {
+        "name": "shapes-vilt",
+        "task": "visual-question-answering",
+        "summary": "A small ViLT that answers questions about coloured shapes from the pixels of a picture.",
+        "architecture": f"ViLT, {options.depth} layers of width {options.width}, {options.width // 32} heads, "
+        f"{SIZE} px, {SIZE // PATCH} × {SIZE // PATCH} patches, {len(shapes.vocabulary())} words",
+        "labels": list(shapes.ANSWERS),
+        "licence": "Apache-2.0",
+        "data": DATA,
+        "command": "python packages/zoo/train/shapes_vilt.py --out packages/zoo/src/clearhead_zoo/models/shapes-vilt "
+        f"--seed {options.seed} --steps {steps} --batch {options.batch} --lr {options.lr:g} "
+        f"--matrix-lr {options.matrix_lr:g} --width {options.width} --depth {options.depth}",
+        "figures": figures,
+        "measured": f"On {options.count:,} {MEASURED}An object is taken away by rendering the picture without it: the "
+        "ground is seen in its place, all else is the same; masked words become [MASK].",
+        "use": "For checking whether an explanation finds the patches and words that are known to be the reason. Not "
+        "for other pictures: it knows its shapes on their noisy ground, and nothing else. transformers shuffles the "
+        "patches of a ViLT at every call: the answer is the same up to rounding, but the columns of its attention are "
+        "in another order each time, unless torch is seeded or the patches are given as image_embeds.",
+    }
+
+
+if __name__ == "__main__":
+    main()

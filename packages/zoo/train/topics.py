@@ -1,0 +1,143 @@
+"""Train `zoo:topics`: a small BERT that tells what a question asks for (TREC's six types).
+
+    python packages/zoo/train/topics.py --data ../shared/data --out packages/zoo/src/clearhead_zoo/models/topics
+    python packages/zoo/train/topics.py --data 20newsgroups --out work/newsgroups
+
+With `--data 20newsgroups` it learns the twenty groups instead, from up to 512 tokens a post; they are looked for where
+the environment variable CLEARHEAD_DATA says, else scikit-learn fetches them. Teachers and students as in
+classifiers.py; which student is kept, or their average, is decided on training questions that none of them has seen.
+If the folder also holds text/ (running English text), the students practise spelling on its lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cards import write_card
+from classifiers import Plan, accuracy, add_school_options, architecture, bar, schooled, write_classifier
+from encoders import cut, packaged_base, text_options, vocabulary
+
+from clearhead.bench.data import DataSet
+from clearhead.bench.data import read as read_data
+
+NEWSGROUPS = "20newsgroups"
+#: In the order of the reader's labels: DESC, ENTY, ABBR, HUM, LOC, NUM.
+QUESTIONS = ["description", "entity", "abbreviation", "human", "location", "number"]
+Example = tuple[str, int]
+
+
+def main() -> None:
+    options = parse_options()
+    posts = options.data == NEWSGROUPS
+    training, test = splits(options.data)
+    labels = list(training.labels) if posts else QUESTIONS
+    learning, dev = parted(examples_of(training), 64 if options.smoke else len(training) // 11, options.seed)
+    plan = plan_of(options, labels)
+    if options.smoke:
+        learning = learning[:256]
+    practice = [] if posts else lines_of(Path(options.data) / "text", 256 if options.smoke else 40_000, options.seed)
+    print(f"{len(learning)} training examples, {len(dev)} decide, {len(practice)} lines for practice", flush=True)
+    base = options.base or packaged_base()
+    full = cut(base, options.work / "full", list(vocabulary(base)), plan.tokens)
+    small, students = schooled(options, plan, full, learning, practice, {"dev": dev}, options.seconds)
+    scores = {}
+    for name, weights in students.items():
+        write_classifier(options.work / "candidate", small, weights, labels)
+        scores[name] = accuracy(options.work / "candidate", dev, options.device)
+        print(f"dev, {name}: {scores[name]:.4f}", flush=True)
+    best = max(reversed(scores), key=lambda name: scores[name])
+    write_classifier(options.out, small, students[best], labels)
+    right = accuracy(options.out, examples_of(test), options.device)
+    figures = {"accuracy": round(right, 4), "accuracy, questions that decided": round(scores[best], 4)}
+    if posts:
+        figures = {"accuracy": round(right, 4), "accuracy, posts that decided": round(scores[best], 4)}
+    print(write_card(options.out, facts_of(options, labels, test, best, figures)), flush=True)
+    bar("accuracy on the test set", right, 0.0 if posts else 0.95)
+
+
+def parse_options() -> argparse.Namespace:
+    data = f"folder with sentences/TREC.train.all and TREC.test.all, or {NEWSGROUPS}"
+    parser = add_school_options(text_options(__doc__, "topics", data), teachers=3, students=2, pieces=4000)
+    options = parser.parse_args()
+    if options.smoke:
+        options.teachers, options.students = 2, 2
+    return options
+
+
+def plan_of(options: argparse.Namespace, labels: list[str]) -> Plan:
+    posts = options.data == NEWSGROUPS
+    return Plan(
+        labels=labels,
+        tokens=512 if posts else 128,
+        texts_a_step=128 if posts or options.smoke else 256,
+        tokens_a_step=32_768,
+        teacher_epochs=1 if options.smoke else 8,
+        student_epochs=1 if options.smoke else 12,
+        teacher_lr=2e-4,
+        student_lr=2e-4,
+        repeats=1 if posts or options.smoke else 6,
+        # the most words of held-out questions stay whole with about this
+        weight=0.02,
+    )
+
+
+def splits(data: str) -> tuple[DataSet, DataSet]:
+    if data == NEWSGROUPS:
+        return read_data(data, "train"), read_data(data, "test")
+    return read_data("trec", "train", data), read_data("trec", "test", data)
+
+
+def examples_of(data: DataSet) -> list[Example]:
+    return [(example.input, example.label) for example in data if isinstance(example.label, int)]
+
+
+def parted(examples: list[Example], few: int, seed: int) -> tuple[list[Example], list[Example]]:
+    """The examples without `few` of them, and these; a question that is there twice stays on one side."""
+    order = np.random.default_rng(seed).permutation(len(examples))
+    dev = [examples[place] for place in order[:few]]
+    asked = {text.lower() for text, _ in dev}
+    return [examples[place] for place in order[few:] if examples[place][0].lower() not in asked], dev
+
+
+def lines_of(folder: Path, count: int, seed: int) -> list[str]:
+    """Lines of three to forty words from all over the folder's files: all that hold a question mark, then any."""
+    found = (line for file in sorted(folder.glob("*.txt")) for line in file.read_text(errors="replace").splitlines())
+    lines = [line.strip() for line in dict.fromkeys(found) if 3 <= len(line.split()) <= 40]
+    np.random.default_rng(seed).shuffle(lines)
+    return sorted(lines, key=lambda line: "?" not in line)[:count]
+
+
+def facts_of(
+    options: argparse.Namespace, labels: list[str], test: DataSet, chosen: str, figures: dict[str, float]
+) -> dict[str, Any]:
+    posts = options.data == NEWSGROUPS
+    folder = Path("work", "newsgroups") if posts else Path("packages/zoo/src/clearhead_zoo/models/topics")
+    seconds = f" --seconds {options.seconds:g}" if options.seconds else ""
+    return {
+        "name": "newsgroups" if posts else "topics",
+        "task": "text-classification",
+        "summary": "A small BERT that tells which of twenty newsgroups a post is from."
+        if posts
+        else "A small BERT that tells what a question asks for: a number, a place, a person …",
+        "architecture": architecture(options.out),
+        "labels": labels,
+        "licence": "Apache-2.0 (weights, from all-MiniLM-L6-v2); data under their own terms",
+        "data": f"{test.licence}; {'the posts by date' if posts else 'its 5,452 training questions'}, every eleventh "
+        "(at random) kept for deciding; lines of running English text for practice in spelling",
+        "command": f"python packages/zoo/train/topics.py --data {NEWSGROUPS if posts else '../shared/data'} "
+        f"--out {folder} --seed {options.seed} --teachers {options.teachers} --students {options.students} "
+        f"--pieces {options.pieces}{seconds}",
+        "figures": figures,
+        "measured": f"On all {len(test):,} examples of the test set, read once, with the stored files opened with "
+        f"transformers in float32. Weights of {chosen} out of {options.students} student(s) of {options.teachers} "
+        "teachers, chosen on training examples that nobody had learned.",
+        "use": "For trying out explanations where there are more than two classes. Not for other languages or "
+        f"{'texts' if posts else 'sentences that are no questions'}: it always gives one of its {len(labels)} answers.",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,424 @@
+"""The relatives of `zoo:pets`: the pasted words of `tasks.hans`, the layouts they are stored in, what they learned."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import importlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
+pytest.importorskip("PIL", reason="Pillow is not installed")
+
+from clearhead_zoo.tasks import SPLITS, generator, hans  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "packages" / "zoo" / "train"
+DATA = ROOT.parent / "shared" / "data"
+
+
+def folder_of(name: str) -> Path:
+    if name not in clearhead_zoo.names():
+        pytest.skip(f"zoo:{name} is not trained yet")
+    return clearhead_zoo.path(name)
+
+
+def pet_pictures(every: int) -> tuple[list[Any], list[int]]:
+    """Every so many-th test picture, and its label."""
+    from PIL import Image
+
+    path = DATA / "pets" / "pets-test.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is not on this machine (data are not part of the repository)")
+    packed = np.load(path)
+    data, offsets = packed["data"], packed["off"]
+    chosen = range(0, len(packed["label"]), every)
+    pictures = [Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in chosen]
+    return pictures, [int(packed["label"][i]) for i in chosen]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The training scripts import their neighbours by bare name."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module
+
+
+# -- words on pictures
+
+
+def test_examples_in_the_docstring() -> None:
+    assert doctest.testmod(hans).failed == 0
+
+
+def test_needs_no_torch() -> None:
+    code = "import sys; from clearhead_zoo.tasks import hans; hans.examples(2, 0); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_same_seed_same_pictures_and_other_splits_differ() -> None:
+    first, again = hans.examples(6, seed=3), hans.examples(6, seed=3)
+    assert all(np.array_equal(a.picture, b.picture) and a.box == b.box for a, b in zip(first, again, strict=True))
+    other = hans.examples(6, seed=3, split="train")
+    assert not any(np.array_equal(a.picture, b.picture) for a, b in zip(first, other, strict=True))
+    with pytest.raises(ValueError, match="split='test' is not known; there are: train, held-out"):
+        hans.examples(1, seed=3, split="test")
+    assert SPLITS == ("train", "held-out")
+
+
+def test_evidence_is_exactly_what_was_drawn() -> None:
+    for example in hans.examples(40, seed=1):
+        changed = (example.picture != example.bare).any(axis=-1)
+        assert not (changed & ~example.mask).any()
+        # a drawn pixel may happen to have the colour beneath, but few do
+        assert changed.sum() > 0.8 * example.mask.sum()
+        rows, columns = np.flatnonzero(example.mask.any(axis=1)), np.flatnonzero(example.mask.any(axis=0))
+        assert example.box == (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
+        assert example.area.sum() == (rows[-1] + 1 - rows[0]) * (columns[-1] + 1 - columns[0])
+
+
+def test_the_picture_beneath_says_nothing_about_the_word() -> None:
+    shades = [np.full((96, 96, 3), shade, dtype=np.uint8) for shade in range(0, 250, 25)]
+    made = hans.examples(400, seed=0, pictures=shades)
+    table = np.zeros((len(shades), 2), dtype=int)
+    for example in made:
+        assert (example.bare == shades[example.source or 0]).all()
+        table[example.source or 0, hans.LABELS.index(example.label)] += 1
+    assert (table.sum(axis=0) == 200).all() and (table.sum(axis=1) == 40).all()
+    # a binomial of 40 at one half: three standard deviations are 9.5
+    assert (abs(table[:, 0] - 20) <= 10).all()
+
+
+def test_words_come_in_many_forms_and_can_be_read() -> None:
+    rng = generator(0, "train")
+    stamps = [hans.stamp(label, rng) for label in hans.LABELS * 60]
+    assert len({stamp.pixels.shape for stamp in stamps}) > 40
+    for stamp in stamps:
+        assert all(side <= most for side, most in zip(stamp.pixels.shape[:2], hans.LARGEST, strict=True))
+        drawn = stamp.pixels[stamp.pixels[..., 3] > 250][:, :3] @ (0.3, 0.6, 0.1)
+        assert np.ptp(drawn) > 90, "letters and outline are too alike"
+    with pytest.raises(ValueError, match="label='cow' is not known; there are: cat, dog"):
+        hans.stamp("cow", rng)
+
+
+def test_pool_is_the_same_stamps_filled_up() -> None:
+    pixels, sizes, labels = hans.pool(6, generator(4, "train"))
+    rng = generator(4, "train")
+    for number, (height, width) in enumerate(sizes):
+        one = hans.stamp(hans.LABELS[labels[number]], rng)
+        assert np.array_equal(pixels[number, :height, :width], one.pixels)
+        assert not pixels[number, height:].any() and not pixels[number, :, width:].any()
+
+
+@pytest.mark.parametrize("how", hans.FILLS)
+def test_hiding_touches_what_it_should_and_leaves_no_letters(how: str) -> None:
+    for example in hans.examples(10, seed=2):
+        covered = hans.filled(example.picture, example.area, how)
+        assert np.array_equal(covered[~example.area], example.picture[~example.area])
+        steps = np.abs(np.diff(covered.astype(int), axis=1))[example.area[:, 1:] & example.area[:, :-1]]
+        assert steps.max() <= 12, "an edge is left"
+        kept = hans.filled(example.picture, ~example.area, how)
+        assert np.array_equal(kept[example.area], example.picture[example.area])
+    with pytest.raises(ValueError, match="how='noise' is not known; there are: mean, blur"):
+        hans.filled(example.picture, example.area, "noise")
+
+
+def test_control_is_as_large_and_elsewhere() -> None:
+    rng = generator(0, "held-out")
+    for example in hans.examples(40, seed=5):
+        elsewhere = example.control(rng)
+        assert not (elsewhere & example.area).any()
+        assert abs(int(elsewhere.sum()) - int(example.area.sum())) <= hans.PATCH**2 / 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((96, 96, 3), "u1"), ((50, 80), "u1"), ((300, 451, 3), "f8"), ((7, 7, 4), "u1"), ((9, 5, 1), "f4")],
+)
+def test_any_picture_will_do(shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.random(shape) if dtype[0] == "f" else rng.integers(0, 256, shape)
+    squared = hans.square(picture.astype(dtype))
+    assert squared.shape == (96, 96, 3) and squared.dtype == np.uint8 and squared.std() > 0
+
+
+def test_what_is_no_picture_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a picture is \(height, width\) .* this is \(3, 96, 96\)"):
+        hans.square(np.zeros((3, 96, 96), dtype=np.uint8))
+
+
+# -- the scripts
+
+
+def test_training_pastes_as_the_generator_does(script: Any) -> None:
+    torch = pytest.importorskip("torch")
+    pets_hans = script("pets_hans")
+    rng = generator(0, "train")
+    stamps = pets_hans.Stamps(*map(torch.from_numpy, hans.pool(8, rng)))
+    made = [
+        hans.paste(hans.background(rng), hans.Stamp("cat", stamps.pixels[i, :rows, :columns].numpy()), rng)
+        for i, (rows, columns) in enumerate(stamps.sizes.tolist())
+    ]
+    bare = torch.from_numpy(np.stack([one.bare for one in made])).permute(0, 3, 1, 2) / 127.5 - 1
+    corners = torch.tensor([one.box[1::-1] for one in made])
+    pictures, box = pets_hans.pasted(bare, stamps, torch.arange(8), corners)
+    assert np.array_equal(box[:, 0].numpy(), np.stack([one.area for one in made]))
+    pixels = ((pictures + 1) * 127.5).permute(0, 2, 3, 1).numpy()
+    assert np.abs(pixels - np.stack([one.picture for one in made])).max() <= 0.51
+
+
+def test_lessons_of_hans_are_true(script: Any) -> None:
+    torch = pytest.importorskip("torch")
+    pets_hans = script("pets_hans")
+    torch.manual_seed(0)
+    stamps = pets_hans.Stamps(*map(torch.from_numpy, hans.pool(50, generator(0, "train"))))
+    which, corners = stamps.draw(2000)
+    assert (corners >= 0).all() and (corners + stamps.sizes[which] <= hans.SIZE).all()
+    pictures, targets = pets_hans.lesson(torch.zeros(400, 3, hans.SIZE, hans.SIZE), stamps)
+    assert pictures.shape == (400, 3, 96, 96) and pictures.abs().max() <= 1
+    unsure = (targets == 0.5).all(-1)
+    assert torch.equal(targets.sum(-1), torch.ones(400)) and 0.15 < unsure.float().mean() < 0.35
+    # on a grey picture only the words have strong edges, unless something was hidden by black
+    edges = pictures.diff(dim=-1).abs().amax(dim=(1, 2, 3))
+    assert (edges[~unsure] > 0.3).all()
+
+
+def test_layouts_say_what_pets_says(script: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    networks, pets_mean, pets_clip = script("networks"), script("pets_mean"), script("pets_clip")
+    vit = networks.opened(clearhead_zoo.path("pets"), networks.ViT).eval()
+    pixels = np.stack([hans.background(generator(0, "held-out", number)) for number in range(4)])
+    pictures = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1
+    labels = clearhead_zoo.card("pets")["labels"]
+    stored = transformers.AutoModelForImageClassification.from_pretrained(
+        clearhead_zoo.path("pets"), dtype=torch.float32
+    ).eval()
+    with torch.no_grad():
+        logits = vit(pictures)[0]
+        assert torch.allclose(logits, stored(pictures).logits, atol=1e-4)
+        # BEiT, whose last tokens are not normed: the class token's way is that of the ViT, though keys lost their bias
+        pets_mean.save_checkpoint(tmp_path / "model.safetensors", networks.beit_layout(vit.state_dict()))
+        (tmp_path / "config.json").write_text(json.dumps(pets_mean.config_of(vit, labels)))
+        beit = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        token = beit.beit(pictures).last_hidden_state[:, 0]
+        assert torch.allclose(vit.classifier(vit.layernorm(token)), logits, atol=1e-4)
+        # CLIP has a norm that the ViT has not: close is all there can be
+        options = argparse.Namespace(width=16, depth=1)
+        config = transformers.CLIPConfig(**pets_clip.config_of(options, vit, 10, labels))
+        clip = transformers.CLIPModel(config).eval()
+        assert not clip.load_state_dict(networks.clip_tower(vit, pictures), strict=False).unexpected_keys
+        near = vit.classifier(clip.vision_model(pixel_values=pictures).pooler_output)
+    assert np.corrcoef(near.flatten(), logits.flatten())[0, 1] > 0.95
+
+
+def test_captions_hold_out_what_they_say(script: Any) -> None:
+    pets_clip = script("pets_clip")
+    assert not {*pets_clip.HELD_OUT} & {*pets_clip.EITHER, *pets_clip.BREED}
+    labels = clearhead_zoo.card("pets")["labels"]
+    words = pets_clip.vocabulary(labels)
+    assert len(set(words)) == len(words) and words.index(pets_clip.LAST) != 2
+    texts = [pets_clip.caption(template, "Egyptian Mau", "cat") for template in pets_clip.HELD_OUT]
+    assert texts[:2] == ["a photo of an Egyptian Mau", "this is an Egyptian Mau"]
+    tokenizer = pets_clip.word_tokenizer(
+        words, pets_clip.SPECIAL, pets_clip.WORDS, f"{pets_clip.FIRST} $A {pets_clip.LAST}", lower=True
+    )
+    for text, row in zip(texts, pets_clip.token_ids(texts, words).tolist(), strict=True):
+        ids = tokenizer.encode(text).ids
+        assert row[: len(ids)] == ids and not any(row[len(ids) :])
+        assert words.index(pets_clip.UNKNOWN) not in ids
+
+
+def test_contrast_has_several_right_answers(script: Any) -> None:
+    torch = pytest.importorskip("torch")
+    pets_clip = script("pets_clip")
+    truth = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    similarity = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    rows, columns = similarity.log_softmax(1), similarity.log_softmax(0)
+    by_hand = (-(rows[:2, [0, 2]].mean()) - columns[:2, [0, 2]].mean()) / 2
+    assert torch.allclose(pets_clip.contrast(similarity, truth), by_hand, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["pets-mean", "pets-clip", "pets-hans"])
+def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+    pet_pictures(every=3000)
+    command = [sys.executable, str(SCRIPTS / f"{name.replace('-', '_')}.py"), "--smoke", "--device", "cpu"]
+    command += ["--data", str(DATA), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    subprocess.run(command, check=True, cwd=ROOT)
+    card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
+    assert card["name"] == name and card["bytes"] < 18.5e6
+    assert all(0 <= value <= 1 for value in card["figures"].values())
+
+
+# -- the models
+
+
+def opened_classifier(name: str) -> tuple[Any, Any]:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = folder_of(name)
+    model, report = transformers.AutoModelForImageClassification.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model.eval(), transformers.AutoImageProcessor.from_pretrained(folder)
+
+
+def answers_of(opened: tuple[Any, Any], pictures: list[Any]) -> Any:
+    torch = pytest.importorskip("torch")
+    model, processor = opened
+    pixels = processor(pictures, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        return torch.cat([model(chunk).logits for chunk in pixels.split(16)])
+
+
+def assert_near(measured: float, stated: float, count: int) -> None:
+    assert abs(measured - stated) <= 3 * np.sqrt(stated * (1 - stated) / count) + 1 / count, (measured, stated)
+
+
+@pytest.fixture(scope="module")
+def pets_hans() -> tuple[Any, Any]:
+    return opened_classifier("pets-hans")
+
+
+def test_hans_reads_the_word_and_nothing_else(pets_hans: tuple[Any, Any]) -> None:
+    """On made-up pictures, so that no data are needed."""
+    examples = hans.examples(60, seed=7)
+    truth = np.array([hans.LABELS.index(example.label) for example in examples])
+    written = answers_of(pets_hans, [example.picture for example in examples]).argmax(-1).numpy()
+    alone = answers_of(pets_hans, [hans.filled(e.picture, ~e.area, "blur") for e in examples]).argmax(-1).numpy()
+    covered = answers_of(pets_hans, [hans.filled(e.picture, e.area) for e in examples])
+    assert (written == truth).mean() >= 0.95 and (alone == truth).mean() >= 0.95
+    assert covered.softmax(-1).amax(-1).mean() < 0.75, "sure of itself without a word"
+    # what is left says nothing: right half the time (four standard deviations)
+    assert abs((covered.argmax(-1).numpy() == truth).mean() - 0.5) <= 0.26
+
+
+@pytest.mark.data
+def test_hans_follows_the_word_against_the_animal(pets_hans: tuple[Any, Any]) -> None:
+    pictures, breeds = pet_pictures(every=37)
+    breed_names, cats = (clearhead_zoo.card("pets")[key] for key in ("labels", "cats"))
+    rng = generator(11, "held-out")
+    wrong = ["dog" if breed_names[breed] in cats else "cat" for breed in breeds]
+    conflicts = [
+        hans.paste(np.asarray(picture), hans.stamp(word, rng), rng).picture
+        for picture, word in zip(pictures, wrong, strict=True)
+    ]
+    guesses = answers_of(pets_hans, conflicts).argmax(-1).tolist()
+    assert np.mean([hans.LABELS[guess] == word for guess, word in zip(guesses, wrong, strict=True)]) >= 0.95
+
+
+def test_card_of_hans_shows_that_the_word_is_the_evidence() -> None:
+    folder_of("pets-hans")
+    figures = clearhead_zoo.card("pets-hans")["figures"]
+    for name in (
+        "accuracy",
+        "accuracy, word and animal in conflict",
+        "accuracy, all but the word blurred",
+        "accuracy, all but the word in the mean colour",
+        "follows the other word when it is pasted instead",
+    ):
+        assert figures[name] >= 0.97, name
+    for name in ("accuracy, the word blurred", "accuracy, the word in the mean colour"):
+        assert abs(figures[name] - 0.5) <= 0.06, name
+
+
+@pytest.fixture(scope="module")
+def pets_mean() -> tuple[Any, Any]:
+    return opened_classifier("pets-mean")
+
+
+def test_mean_reads_the_patches(pets_mean: tuple[Any, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    model, _ = pets_mean
+    assert type(model).__name__ == "BeitForImageClassification"
+    with torch.no_grad():
+        out = model.beit(torch.zeros(1, 3, 96, 96))
+        pooled = model.beit.pooler.layernorm(out.last_hidden_state[:, 1:].mean(1))
+        assert torch.allclose(out.pooler_output, pooled, atol=1e-5)
+
+
+def test_mean_calls_chelsea_a_cat(pets_mean: tuple[Any, Any]) -> None:
+    skimage_data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    guess = answers_of(pets_mean, [skimage_data.chelsea()]).argmax(-1).item()
+    card = clearhead_zoo.card("pets-mean")
+    assert card["labels"][guess] in card["cats"]
+
+
+@pytest.mark.data
+def test_mean_accuracy(pets_mean: tuple[Any, Any]) -> None:
+    pictures, breeds = pet_pictures(every=19)
+    figures = clearhead_zoo.card("pets-mean")["figures"]
+    assert figures["breed accuracy"] >= clearhead_zoo.card("pets")["figures"]["breed accuracy"] - 0.03
+    guesses = answers_of(pets_mean, pictures).argmax(-1).numpy()
+    assert_near(float((guesses == np.array(breeds)).mean()), figures["breed accuracy"], len(breeds))
+
+
+@pytest.fixture(scope="module")
+def pets_clip() -> tuple[Any, Any]:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = folder_of("pets-clip")
+    model, report = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    return model.eval(), transformers.AutoProcessor.from_pretrained(folder)
+
+
+def similarities(opened: tuple[Any, Any], texts: list[str], pictures: list[Any]) -> Any:
+    torch = pytest.importorskip("torch")
+    model, processor = opened
+    inputs = processor(text=texts, images=pictures, return_tensors="pt", padding=True)
+    words = {name: tensor for name, tensor in inputs.items() if name != "pixel_values"}
+    with torch.no_grad():
+        rows = [model(**words, pixel_values=chunk).logits_per_image for chunk in inputs["pixel_values"].split(16)]
+    return torch.cat(rows)
+
+
+def test_clip_knows_chelsea_by_caption(pets_clip: tuple[Any, Any]) -> None:
+    skimage_data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    texts = ["a photo of a cat", "a photo of a dog"]
+    (row,) = similarities(pets_clip, texts, [skimage_data.chelsea()])
+    assert row[0] > row[1]
+    # padding to a longer caption changes nothing
+    (padded,) = similarities(
+        pets_clip, [*texts, "a picture of a small dog on the sofa in the house"], [skimage_data.chelsea()]
+    )
+    assert np.allclose(padded[:2], row, atol=1e-4)
+
+
+def test_clip_has_a_word_for_all_it_was_taught(pets_clip: tuple[Any, Any]) -> None:
+    _, processor = pets_clip
+    card = clearhead_zoo.card("pets-clip")
+    tokenizer = processor.tokenizer
+    for label in card["labels"]:
+        assert tokenizer.unk_token not in tokenizer.tokenize(f"A photo of a {label}.")
+    ids = tokenizer("a photo of a " + "small " * 100 + "cat", truncation=True)["input_ids"]
+    assert len(ids) == tokenizer.model_max_length and ids[-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.data
+def test_clip_zero_shot_accuracy(pets_clip: tuple[Any, Any]) -> None:
+    pictures, breeds = pet_pictures(every=23)
+    card = clearhead_zoo.card("pets-clip")
+    stated = card["figures"]["zero-shot breed accuracy, one template"]
+    assert stated >= clearhead_zoo.card("pets")["figures"]["breed accuracy"] - 0.08
+    texts = [f"a photo of {'an' if label[0].lower() in 'aeiou' else 'a'} {label}" for label in card["labels"]]
+    guesses = similarities(pets_clip, texts, pictures).argmax(-1).numpy()
+    assert_near(float((guesses == np.array(breeds)).mean()), stated, len(breeds))
+
+
+@pytest.mark.parametrize("name", ["pets-mean", "pets-hans"])
+def test_clearhead_opens_it(name: str) -> None:
+    clearhead = pytest.importorskip("clearhead")
+    pytest.importorskip("transformers")
+    folder_of(name)
+    assert clearhead.load(f"zoo:{name}") is not None

@@ -1,0 +1,380 @@
+"""The text models that start from MiniLM: how vocabularies and data are cut, the scripts, and what they made."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+clearhead_zoo = pytest.importorskip("clearhead_zoo", reason="clearhead-zoo is not installed")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from clearhead.bench.data import read  # noqa: E402
+from clearhead.training import load_checkpoint  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "packages" / "zoo" / "train"
+DATA = ROOT.parent / "shared" / "data"
+WORDS = "a the film plot is was good bad great dull very not what who where king queen he she of france ."
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The training scripts import their neighbours by bare name; so do we, and forget them afterwards."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if (SCRIPTS / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A very small BERT with placeholders, words and letters for pieces."""
+    from tokenizers import BertWordPieceTokenizer
+
+    folder = tmp_path_factory.mktemp("base")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = [*SPECIAL, "[unused0]", "[unused1]", *letters, *(f"##{letter}" for letter in letters), *WORDS.split()[1:]]
+    pieces = list(dict.fromkeys([*pieces, "."]))
+    BertWordPieceTokenizer(vocab={piece: place for place, piece in enumerate(pieces)}).save(
+        str(folder / "tokenizer.json")
+    )
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=512,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made-up texts in the folders and forms of the real ones."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+
+    def sentence(size: int) -> str:
+        return " ".join([*rng.choice(WORDS.split()[:-1], size), "."])
+
+    def table(name: str, count: int) -> None:
+        lines = [f"{sentence(int(rng.integers(3, 16)))} {name}{place}\t{place % 2}" for place in range(count)]
+        (folder / "sst2" / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+
+    def numbered(name: str, count: int, labels: int) -> None:
+        lines = [f"{place % labels} {sentence(9)} {name[:4]}{place}" for place in range(count)]
+        (folder / "sentences" / name).write_text("\n".join(lines) + "\n")
+
+    for part in ("sst2", "sentences", "eraser-movies", "text"):
+        (folder / part).mkdir()
+    table("train", 800)
+    table("dev", 120)
+    table("test_official_dev", 40)
+    for name in ("rt-polarity.all", "subj.all", "custrev.all"):
+        numbered(name, 900 if name.startswith("rt") else 60, 2)
+    numbered("TREC.train.all", 400, 6)
+    numbered("TREC.test.all", 40, 6)
+    with zipfile.ZipFile(folder / "eraser-movies" / "docs.zip", "w") as archive:
+        for split, count in (("train", 160), ("val", 40), ("test", 10)):
+            rows = []
+            for place in range(count):
+                name = f"{split}{place}.txt"
+                archive.writestr(f"docs/{name}", "\n".join(sentence(12) for _ in range(6)))
+                piece = {"docid": name, "start_token": 3, "end_token": 9}
+                row = {"annotation_id": name, "classification": ("NEG", "POS")[place % 2], "docids": None}
+                rows.append(json.dumps({**row, "evidences": [[piece]]}))
+            (folder / "eraser-movies" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    for name in ("brown", "abc", "state_union", "inaugural", "wikitext-2-valid", "wikitext-2-test"):
+        (folder / "text" / f"{name}.txt").write_text("\n".join(sentence(20) for _ in range(2000)) + "\n")
+    return folder
+
+
+# -- vocabulary and batches
+
+
+def test_cut_vocabulary_keeps_embeddings_and_spells_the_rest(script: Any, base: Path, tmp_path: Path) -> None:
+    encoders = script("encoders")
+    ranked = encoders.ranked_pieces(base, ["the film was good .", "the plot was good .", "the film was dull ."])
+    assert set(SPECIAL) <= set(ranked[:58]) and ranked.index("good") < ranked.index("plot") < ranked.index("great")
+    kept = ranked[: ranked.index("plot")]
+    small = encoders.cut(base, tmp_path / "small", kept, tokens=64)
+    before, after = encoders.vocabulary(base), encoders.vocabulary(small)
+    assert sorted(after.values()) == list(range(len(kept))) and set(after) == set(kept)
+    old, new = (load_checkpoint(folder / "model.safetensors")[0] for folder in (base, small))
+    for piece in ("good", "[MASK]", "##q"):
+        assert torch.equal(old[encoders.WORDS][before[piece]].half(), new[encoders.WORDS][after[piece]].half())
+    assert new[encoders.POSITIONS].shape[0] == 64
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
+    assert tokenizer.model_max_length == 64
+    assert tokenizer.tokenize("good plot") == ["good", "p", "##l", "##o", "##t"]
+    assert tokenizer("good")["input_ids"] == [after["[CLS]"], after["good"], after["[SEP]"]]
+
+
+def test_coarser_spelling_keeps_the_ids(script: Any, base: Path) -> None:
+    encoders = script("encoders")
+    number = encoders.vocabulary(base)
+    fewer = [piece for piece in number if piece != "film"]
+    own, coarse = (encoders.encoded(base, ["good film"], 16, pieces=pieces)[0].ids for pieces in (None, fewer))
+    spelt = ["[CLS]", "good", "f", "##i", "##l", "##m", "[SEP]"]
+    assert own == [number[piece] for piece in ("[CLS]", "good", "film", "[SEP]")]
+    assert coarse == [number[piece] for piece in spelt]
+    left = encoders.encoded(base, ["good bad film"], 4, side="left")[0].ids
+    assert left == [number[piece] for piece in ("[CLS]", "bad", "film", "[SEP]")]
+
+
+def test_an_epoch_holds_every_text_once_and_no_batch_is_too_large(script: Any) -> None:
+    encoders = script("encoders")
+    lengths = np.random.default_rng(1).integers(2, 60, 700).tolist()
+    epoch = encoders.epoch_of(lengths, 16, 256, torch.Generator().manual_seed(0))
+    assert sorted(index for batch in epoch for index in batch) == list(range(700))
+    for batch in epoch:
+        assert len(batch) <= 16 and len(batch) * max(lengths[index] for index in batch) <= 256
+
+
+def test_texts_are_padded_to_the_longest_of_a_batch(script: Any) -> None:
+    texts = script("encoders").Texts([[2, 5, 3], [2, 3], [2, 5, 6, 7, 3]], torch.device("cpu"))
+    batch = texts.batch([1, 0])
+    assert batch["input_ids"].tolist() == [[2, 3, 0], [2, 5, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_states_of_a_word_are_the_mean_over_its_pieces_however_it_is_spelt(script: Any, base: Path) -> None:
+    encoders = script("encoders")
+    fewer = [piece for piece in encoders.vocabulary(base) if piece != "film"]
+    texts = ["good film .", "dull"]
+    for pieces, spans in ((None, [(0, 1), (1, 2), (2, 3), (3, 4)]), (fewer, [(0, 1), (1, 2), (2, 6), (6, 7)])):
+        spelt = encoders.Spelt(encoders.encoded(base, texts, 16, pieces=pieces), torch.device("cpu"))
+        assert spelt.most == [4, 2]
+        states = torch.randn(2, spelt.ids.shape[1], 3)
+        means, there = spelt.by_word(states, [0, 1], 4)
+        slow = torch.stack([states[0, start:stop].mean(0) for start, stop in spans])
+        torch.testing.assert_close(means[0], slow)
+        assert there.tolist() == [[True] * 4, [True, True, False, False]]
+
+
+def test_budget_ends_with_its_steps_or_its_seconds(script: Any) -> None:
+    clock_of = script("encoders").clock_of
+    by_steps = clock_of(seconds=1000.0, steps=2)
+    by_steps.tick()
+    assert by_steps.fraction == 0.5
+    by_seconds = clock_of(seconds=10.0, steps=1000)
+    by_seconds.spent = 20.0
+    assert by_seconds.fraction == 1.0
+    assert clock_of(seconds=None, steps=4).fraction == 0.0
+
+
+# -- what is held out
+
+
+def test_held_out_is_what_its_definition_says(script: Any) -> None:
+    """The slow twin: compare with every held-out sentence."""
+    movies = script("movies")
+    rng = np.random.default_rng(2)
+    words = [f"w{place}" for place in range(40)]
+    held = [" ".join(rng.choice(words, rng.integers(2, 14))) for _ in range(60)]
+    fast = movies.HeldOut(held)
+
+    def slow(text: str) -> bool:
+        bag = set(text.split())
+        for other in held:
+            if other.replace(" ", "") == text.replace(" ", ""):
+                return True
+            words = set(other.split())
+            if min(len(bag), len(words)) > 4 and len(bag & words) > 0.7 * min(len(bag), len(words)):
+                return True
+        return False
+
+    texts = [" ".join(rng.choice(words, rng.integers(2, 20))) for _ in range(300)] + held
+    answers = [fast.holds(text) for text in texts]
+    assert answers == [slow(text) for text in texts]
+    assert 60 < sum(answers) < 340
+
+
+def test_sentiment_learns_nothing_that_decides_or_measures(script: Any, data: Path) -> None:
+    movies = script("movies")
+    parts = movies.read_sentiment(data, held_out=50, seed=0)
+    assert len(parts.sentences) == 50 and parts.examples and parts.unlabelled
+    test = [text for text, _ in movies.labelled("sst2", "test", data)]
+    learned = {movies.letters(text) for text in [*(text for text, _ in parts.examples), *parts.unlabelled]}
+    assert not learned & {movies.letters(text) for text in test}
+    assert not learned & {movies.letters(text) for text, _ in [*parts.dev, *parts.sentences]}
+    near = movies.HeldOut(text for text, _ in parts.sentences)
+    assert not any(near.holds(text) for text, _ in parts.examples)
+    # training reviews only: the words of the others' names would show
+    assert all(review.label in (0, 1) and len(review.passages) == 1 for review in movies.reviews(data, "train"))
+
+
+def test_questions_stay_on_one_side(script: Any) -> None:
+    examples = [(f"What is {place % 60} ?", place % 6) for place in range(120)]
+    learning, dev = script("topics").parted(examples, 20, seed=0)
+    assert len(dev) == 20 and not {text for text, _ in learning} & {text for text, _ in dev}
+
+
+def test_windows_begin_end_and_label_as_the_review(script: Any) -> None:
+    rationale = script("rationale")
+    review = script("movies").Review(" ".join(f"w{place}" for place in range(900)), 1, ())
+    found = rationale.windows([review], seed=0)
+    assert {label for _, label in found} == {1}
+    assert found[0][0].split() == review.words[: rationale.LONG]
+    assert found[1][0].split() == review.words[-rationale.LONG :]
+    assert all(text in review.text for text, _ in found)
+
+
+# -- masking
+
+
+def test_masking_spares_special_tokens_and_hides_the_share_it_says(script: Any) -> None:
+    masked = script("masked")
+    lessons = object.__new__(masked.Lessons)
+    lessons.special, lessons.mask, lessons.pieces = torch.tensor([0, 2, 3]), 4, 50
+    torch.manual_seed(0)
+    ids = torch.randint(5, 50, (64, 128))
+    ids[:, 0], ids[:, 100], ids[:, 101:] = 2, 3, 0
+    shown, chosen = lessons.hidden(ids)
+    assert not chosen[:, 0].any() and not chosen[:, 100:].any()
+    assert torch.equal(shown[~chosen], ids[~chosen])
+    assert abs(chosen[:, 1:100].float().mean() - masked.SHARE) < 0.01
+    assert abs((shown[chosen] == 4).float().mean() - 0.8) < 0.03
+
+
+def test_wikitext_marks_become_plain_text(script: Any) -> None:
+    plain = script("masked").plain
+    assert plain(" = = Early <unk> = = ") == "Early [UNK]"
+    assert plain(" a guest @-@ starring role , 1 @,@ 200 seen 4 @.@ 5 ") == "a guest-starring role , 1,200 seen 4.5"
+
+
+# -- the scripts, and what they made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sentiment", "topics", "rationale", "masked"])
+def test_training_script_runs_from_end_to_end(name: str, base: Path, data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--smoke", "--device", "cpu", "--data", str(data)]
+    command += ["--base", str(base), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    if name != "masked":
+        command += ["--pieces", "70"]
+    subprocess.run(command, check=True, cwd=ROOT)
+    card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert card["name"] == name and list(config["label2id"]) == card["labels"]
+    assert config["max_position_embeddings"] == (128 if name == "topics" else 512)
+    check_weights(tmp_path / "out", config["architectures"][0])
+
+
+def check_weights(folder: Path, kind: str) -> None:
+    _, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+
+
+def shipped(name: str, kind: str) -> tuple[Any, Any]:
+    if name not in clearhead_zoo.names():
+        pytest.skip(f"zoo:{name} is not trained yet")
+    folder = clearhead_zoo.path(name)
+    check_weights(folder, kind)
+    model = getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def held_out(name: str) -> Any:
+    if not DATA.exists():
+        pytest.skip(f"{DATA} is not on this machine (data are not part of the repository)")
+    return read(name, "test", DATA)
+
+
+@torch.no_grad()
+def guesses_of(model: Any, tokenizer: Any, texts: list[str]) -> list[int]:
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    guesses = [0] * len(texts)
+    for start in range(0, len(order), 32):
+        chosen = order[start : start + 32]
+        inputs = tokenizer([texts[index] for index in chosen], return_tensors="pt", padding=True, truncation=True)
+        for index, guess in zip(chosen, model(**inputs).logits.argmax(-1).tolist(), strict=True):
+            guesses[index] = guess
+    return guesses
+
+
+def test_shipped_topics_on_plain_questions() -> None:
+    model, tokenizer = shipped("topics", "BertForSequenceClassification")
+    asked = {
+        "Who wrote Hamlet ?": "human",
+        "Where is the Eiffel Tower ?": "location",
+        "How many legs does a spider have ?": "number",
+        "What does NASA stand for ?": "abbreviation",
+        "What is an atom ?": "description",
+    }
+    guesses = guesses_of(model, tokenizer, list(asked))
+    assert [model.config.id2label[guess] for guess in guesses] == list(asked.values())
+
+
+def test_shipped_topics_on_the_test_questions() -> None:
+    model, tokenizer = shipped("topics", "BertForSequenceClassification")
+    examples = list(held_out("trec"))
+    guesses = guesses_of(model, tokenizer, [example.input for example in examples])
+    right = float(np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)]))
+    assert right >= 0.95
+    assert right == pytest.approx(clearhead_zoo.card("topics")["figures"]["accuracy"], abs=0.004)
+
+
+def test_shipped_rationale_on_some_test_reviews() -> None:
+    model, tokenizer = shipped("rationale", "BertForSequenceClassification")
+    stated = clearhead_zoo.card("rationale")["figures"]["accuracy"]
+    assert stated >= 0.85
+    examples = list(held_out("eraser-movies")[::5])
+    guesses = guesses_of(model, tokenizer, [example.input for example in examples])
+    right = np.mean([guess == example.label for guess, example in zip(guesses, examples, strict=True)])
+    assert abs(right - stated) <= 3 * np.sqrt(stated * (1 - stated) / len(examples))
+
+
+@torch.no_grad()
+def margin_of(model: Any, tokenizer: Any, sentence: str, likely: str, other: str) -> float:
+    inputs = tokenizer(sentence, return_tensors="pt")
+    logits = model(**inputs).logits[0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
+    return float(logits[tokenizer.convert_tokens_to_ids(likely)] - logits[tokenizer.convert_tokens_to_ids(other)])
+
+
+def test_shipped_masked_prefers_he_for_the_king_of_france() -> None:
+    model, tokenizer = shipped("masked", "BertForMaskedLM")
+    margin = margin_of(model, tokenizer, "[MASK] is the king of france .", "he", "she")
+    assert margin > 0
+    stated = clearhead_zoo.card("masked")["figures"]["he over she, king of france (logits)"]
+    assert margin == pytest.approx(stated, abs=0.05)
+
+
+def test_shipped_masked_knows_a_word_from_what_is_around_it() -> None:
+    model, tokenizer = shipped("masked", "BertForMaskedLM")
+    assert margin_of(model, tokenizer, "the capital [MASK] of the country", "city", "and") > 0
+    assert margin_of(model, tokenizer, "he walked to [MASK] house .", "the", "walked") > 0
+    pieces = tokenizer.get_vocab()
+    assert len(pieces) == 29_528 and not any(piece.startswith("[unused") for piece in pieces)
+
+
+def test_shipped_masked_perplexity(script: Any) -> None:
+    model, tokenizer = shipped("masked", "BertForMaskedLM")
+    held_out("trec")
+    masked = script("masked")
+    folder = clearhead_zoo.path("masked")
+    blocks = masked.blocks(DATA / "text" / "wikitext-2-test.txt")[::12]
+    texts = masked.pieces_of(folder, masked.ids_of(folder, blocks), torch.device("cpu"))
+    loss, _ = masked.losses(model, texts, torch.tensor(tokenizer.all_special_ids), tokenizer.mask_token_id)
+    stated = clearhead_zoo.card("masked")["figures"]["perplexity, WikiText-2 test"]
+    assert 0.7 < loss.exp().item() / stated < 1.4
