@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.plan import Plan, Reading
@@ -39,7 +39,14 @@ class Explainer:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.recorder = Recorder(subject.model, subject.streams_of, subject.lookups)
+        self.recorder = Recorder(
+            subject.model,
+            subject.streams_of,
+            subject.lookups,
+            subject.learned,
+            subject.scope,
+            subject.expected_calls,
+        )
         self._classes_checked = False
 
     def __repr__(self) -> str:
@@ -85,7 +92,8 @@ class Explainer:
         text, image, audio, regions: by name, where a model takes several (lists go together pair by pair)
         answer: what a language model is to have said; without it, what it says (up to max_new_tokens)
         target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
-        scale: "logit" (by default), "probability" or "log-odds"; relevance is not scale-free, so it is part of the result
+        scale: "logit" (default), "probability" or "log-odds"; of two inputs' similarity "cosine" (default) or "logit";
+        relevance is not scale-free, so it is part of the result
         profile: the settings of an author's released code, quirks included; arguments given beside it win
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
@@ -102,11 +110,13 @@ class Explainer:
         if not methods:
             raise InputError("no method was given")
         _check_per(per, methods)
-        how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens)
+        padding = authors is not None and authors.padding
+        how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens, padding)
         hows = how.each(len(raws))
         samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
         single = single and len(samples) == 1
-        targets = _targets(target, scale or "logit", len(samples))
+        targets = _targets(target, self._scale(scale), len(samples))
+        samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
         request = Request(methods, how, per, seed, authors)
@@ -132,7 +142,7 @@ class Explainer:
         audio: Any = None,
         regions: Any = None,
         answer: Any = None,
-        scale: str = "logit",
+        scale: str | None = None,
         max_length: int | None = None,
         truncation: bool = True,
         truncation_side: str | None = None,
@@ -146,8 +156,12 @@ class Explainer:
         samples = [
             s for raw, one in zip(raws, how.each(len(raws)), strict=True) for s in self.subject.samples(raw, one)
         ]
+        wanted = _targets(target, self._scale(scale), len(samples))
+        samples = [self.subject.completed(sample, one) for sample, one in zip(samples, wanted, strict=True)]
         self._test(samples)
-        targets = [[target] for target in _targets(target, scale, len(samples))]
+        targets = [self.subject.steps(sample, one) for sample, one in zip(samples, wanted, strict=True)]
+        if len({len(own) for own in targets}) > 1:
+            raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
         plan = Plan(self.subject, samples, targets)
         return plan.arranged(self.recorder.record(plan.batch, plan.value, asks, leaves=plan.leaves))
 
@@ -180,11 +194,17 @@ class Explainer:
             inputs = named[takes[0]]
         if inputs is None:
             raise InputError(f"nothing to explain: give {wanted}")
-        single = not isinstance(inputs, list)
+        single = not isinstance(inputs, list) or (bool(inputs) and self.subject.is_one(inputs))
         raws = [inputs] if single else inputs
         if not raws:
             raise InputError("nothing to explain: the list is empty")
         return raws, single
+
+    def _scale(self, given: str | None) -> str:
+        scales = self.subject.scales
+        if given is not None and given not in scales:
+            raise unknown("scale", given, scales)
+        return given or scales[0]
 
     def _test(self, samples: Sequence[Sample]) -> SelfTest:
         """Test the recorder on one sample, the first time it is needed."""
@@ -192,7 +212,7 @@ class Explainer:
             if self.recorder.tested is None:
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
                 self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
-                self.recorder.test(plan.batch, plan.leaves)
+                self.recorder.test(plan.batch, plan.leaves, self.subject.padded(samples[0]))
         assert self.recorder.tested is not None
         return self.recorder.tested
 
@@ -203,7 +223,11 @@ class Explainer:
         asks, name = method.declaration.asks, type(self.subject.model).__name__
         if tested.path != "interface" and asks & {"values", "output_projection"}:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
+        if reason := self.subject.why_not(method.name):
+            return reason
         if asks & ALONG_UNITS:
+            if reason := self.subject.why_no_attention():
+                return reason
             if tested.crosses and method.name not in ACROSS:
                 with_it = ", ".join(sorted(ACROSS))
                 return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"
@@ -215,6 +239,8 @@ class Explainer:
                         f"{place.shape[1]} queries and {place.shape[2]} keys (windows, or a shrinking grid), so rows "
                         "of one layer are not the columns of the next"
                     )
+        if tested.crosses and method.option("rows") == "all":
+            return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
         return None
@@ -236,6 +262,8 @@ class Explainer:
         gradient = tape.calls[0].attention_gradient
         assert gradient is not None
         used, read = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist()), set(rows)
+        if not used and not read:  # nobody reads this stream's last layer, as was said
+            return True
         if not used and tested.path == "returned":
             name = type(self.subject.model).__name__
             raise Refusal(f"the target of {name} does not depend on the attention that it returns: it returns a copy")
@@ -267,6 +295,8 @@ class Explainer:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
+        if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
+            raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
         passes = [self._pass(samples, part, request, tested) for part in _chunks(steps, samples, tested)]
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
@@ -290,7 +320,9 @@ class Explainer:
             for reading in readings:
                 reading.visit(call)
 
-        tape = self.recorder.run(plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places)
+        tape = self.recorder.run(
+            plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows
+        )
         tape = plan.arranged(tape)
         return Pass(plan, readings, [reading.finish(tape) for reading in readings])
 
@@ -343,7 +375,8 @@ def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
 
     def shape(i: int) -> tuple[Any, ...]:
         axes = samples[i].axes.values()
-        grids = tuple(part.grid or () for axis in axes for part in axis.parts)
+        pixels = tuple(getattr(samples[i].inputs.get("pixel_values"), "shape", ()))
+        grids = (pixels, tuple(part.grid or () for axis in axes for part in axis.parts), samples[i].alike)
         return (grids, tuple(sorted(samples[i].inputs)), [len(axis) for axis in axes])
 
     order = sorted(range(len(samples)), key=shape)

@@ -1,6 +1,7 @@
 """Names, folders or objects → an `Explainer`. Safetensors only, no remote code."""
 
 import copy
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 
 from clearhead.errors import InputError, Refusal
 from clearhead.explainer import Explainer
-from clearhead.subjects.base import kind_of, subject_for, what_is_explained
+from clearhead.subjects.base import Subject, kind_of, subject_for, what_is_explained
+from clearhead.subjects.own import Reader
 
 #: The number formats in which a model can be run and differentiated.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -26,21 +28,28 @@ def load(
     processor: Any = None,
     *,
     readout: str | int | None = None,
+    task: str | None = None,
+    detector: Callable[[Any], tuple[Any, Any]] | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
 ) -> Explainer:
     """An `Explainer` for a zoo model ("zoo:sentiment"), a folder, a hub name, a model, (model, processor), a pipeline.
 
+    A module of your own comes with a reader in place of a processor: `Tokens` or `Pictures` (docs/own-models.md).
+
     device: where to put the model; a model given as an object stays where it is, and a copy of it is moved
     dtype: as in transformers ("auto": as stored); by default a file's half-precision weights are widened on a CPU
     readout: which row speaks for the target, where clearhead does not know the architecture
+    task: "similarity" for a bare text encoder that tells how alike two texts are (readout= says how it is pooled)
+    detector: finds the regions of a picture, for models that read regions (LXMERT, VisualBERT): a function from a PIL
+    picture to features (region × feature) and boxes (region × 4: left, top, right, bottom, in pixels or as fractions)
     """
     place = None if device is None else _as_device(device)
     kind = None if dtype in (None, "auto") else _as_dtype(dtype)
     called = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
-        model, processor = _open(str(model), revision, processor)
+        model, processor = _open(str(model), revision, processor, task)
         place = place or torch.device("cpu")
         half = model.dtype in (torch.float16, torch.bfloat16)
         if kind is None and dtype is None and half and place.type == "cpu":
@@ -48,10 +57,17 @@ def load(
         model = model.to(place, kind or model.dtype).eval()
     else:
         model, processor = _unwrapped(model, processor)
-        moved = place is not None and not str(model.device).startswith(str(place))
-        if moved or kind not in (None, model.dtype):  # the caller's own model stays where and as it is
-            model = copy.deepcopy(model).to(place or model.device, kind or model.dtype)
-    return Explainer(subject_for(model, processor, readout, called))
+        at, now = _place_of(model)
+        moved = place is not None and not str(at).startswith(str(place))
+        if moved or kind not in (None, now):  # the caller's own model stays where and as it is
+            model = copy.deepcopy(model).to(place or at, kind or now)
+    if isinstance(processor, Reader):
+        subject: Subject = processor.subject(model, processor, readout, called)
+    else:
+        subject = subject_for(model, processor, readout, called, detector, task)
+    if detector is not None and "regions" not in subject.takes:
+        raise InputError(f"{subject.name} takes {' and '.join(subject.takes)}, no regions: a detector is of no use")
+    return Explainer(subject)
 
 
 def has_zoo() -> bool:
@@ -68,7 +84,7 @@ def models() -> dict[str, dict[str, Any]]:
     return {name: clearhead_zoo.card(name) for name in clearhead_zoo.names()}
 
 
-def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
+def _open(name: str, revision: str | None, processor: Any, task: str | None = None) -> tuple[Any, Any]:
     import transformers
 
     place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
@@ -92,7 +108,7 @@ def _open(name: str, revision: str | None, processor: Any) -> tuple[Any, Any]:
         ) from None
     architecture = (getattr(config, "architectures", None) or ["model of unknown architecture"])[0]
     opener = getattr(transformers, architecture, None)
-    kind = None if opener is None else kind_of([cls.__name__ for cls in opener.__mro__])
+    kind = None if opener is None else kind_of([cls.__name__ for cls in opener.__mro__], task)
     if opener is None or kind is None:
         raise Refusal(
             f"{name} is a {architecture}, which clearhead does not know how to explain: {what_is_explained()}"
@@ -147,12 +163,20 @@ def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
         model = pipeline.model
         parts = [getattr(pipeline, kind, None) for kind in ("tokenizer", "image_processor", "processor")]
         processor = processor or next((part for part in parts if part is not None), None)
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+    if not isinstance(model, nn.Module) or not (isinstance(processor, Reader) or hasattr(model, "config")):
         raise InputError(
             f"cannot explain a {type(model).__name__}: give a name, a folder, a transformers model, "
-            "(model, processor) or a pipeline"
+            "(model, processor), a pipeline, or a module of your own with clearhead.Tokens or clearhead.Pictures"
         )
     return model, processor
+
+
+def _place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a model is, and in which number format: those of its first weight."""
+    weight = next((part for part in model.parameters() if part.is_floating_point()), None)
+    if weight is None:
+        raise Refusal(f"{type(model).__name__} has no weights")
+    return getattr(model, "device", weight.device), getattr(model, "dtype", weight.dtype)
 
 
 def _zoo_path(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
+from clearhead.recording.recorder import Rows
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Call, Tape
 from clearhead.subjects.base import Sample, Subject
@@ -28,8 +29,9 @@ class Plan:
     ) -> None:
         self.subject, self.seed, self.size = subject, seed, len(samples)
         self.steps = len(targets[0])
-        self.samples = list(samples) * self.steps
         self.targets = [own[step] for step in range(self.steps) for own in targets]
+        # each target sees its own part of the sample: what comes after it neither counts nor is looked at
+        self.samples = [subject.cut(s, [target]) for s, target in zip([*samples] * self.steps, self.targets, strict=True)]
         self.batch = subject.collate(samples)
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
@@ -48,6 +50,15 @@ class Plan:
                 weights[stream][i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=wide)
         return {stream: part.to(self.subject.device) for stream, part in weights.items()}
 
+    @property
+    def rows(self) -> Rows | None:
+        """Which row of the model's head each of several targets comes from, where the subject can say."""
+        spoken = None if self.steps == 1 else self.subject.head_rows(self.samples, self.targets)
+        if spoken is None:
+            return None
+        head, rows = spoken
+        return Rows(head, torch.tensor(rows).unflatten(0, (self.steps, self.size)))
+
     @cached_property
     def fingerprints(self) -> list[str]:
         """What tells one input from another, whatever it is called."""
@@ -60,20 +71,22 @@ class Plan:
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
             self.scores = self.subject.scores(output, self.samples, self.targets)
+        # unbind: the gradient of a row taken by its number would be a whole tensor of zeros, for each of them
+        rows = [None] * len(self.targets) if self.scores is None else self.scores.unbind()
         values = [
-            computed[id(target.custom)][i % self.size] if target.custom is not None else self._of_classes(target, i)
-            for i, target in enumerate(self.targets)
+            computed[id(target.custom)][i % self.size] if target.custom is not None else self._of_classes(target, row)
+            for i, (target, row) in enumerate(zip(self.targets, rows, strict=True))
         ]
         number = torch.stack(values)
         self.values = number.detach()
         self.scores = None if self.scores is None else self.scores.detach()
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
 
-    def _of_classes(self, target: Target, i: int) -> Float[Tensor, ""]:
-        assert self.scores is not None
-        if self.subject.regression and target.scale != "logit":
+    def _of_classes(self, target: Target, scores: Float[Tensor, "label"] | None) -> Float[Tensor, ""]:
+        assert scores is not None
+        if self.subject.regression and target.scale in ("probability", "log-odds"):
             raise InputError(f"the model measures and has no classes, so no {target.scale}: use scale='logit'")
-        return target.value(self.scores[i], self.subject)
+        return target.value(scores, self.subject)
 
     def arranged(self, tape: Tape) -> Tape:
         """Embeddings, pixels and the like as one vector per unit."""

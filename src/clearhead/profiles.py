@@ -36,6 +36,8 @@ class Profile:
     source: str
     differs: str
     methods: Mapping[str, Settings]
+    #: Whether padding in given model inputs stays, since the author's code does not cut it off.
+    padding: bool = False
 
     def settings(self, method: str) -> Settings:
         if method not in self.methods:
@@ -72,6 +74,17 @@ def own_entry_zero(scores: np.ndarray, units: Units, rows: Mapping[int, float]) 
     return changed
 
 
+def mm_clip_scores(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """Special tokens are dropped; what is left of a text is divided by its sum."""
+    changed = np.where(units.special, np.nan, scores)
+    if units.boxes is None:
+        for row in rows:  # the end of the text: what follows is dropped, and so is the start
+            changed[..., [0, *range(row, len(units))]] = np.nan
+        with np.errstate(invalid="ignore"):
+            changed /= np.nansum(changed, axis=-1, keepdims=True)
+    return changed
+
+
 _MM = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
 
 register_profile(
@@ -86,5 +99,47 @@ register_profile(
             "rollout": Settings(finish=own_entry_zero),
             "attention-gradcam": Settings(finish=own_entry_zero),
         },
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_visualbert",
+        source=_MM,
+        differs="Rollout is not halved layer by layer; GradCAM's whole map is brought to 0…1 before its row is read "
+        "(NaN where the clamp leaves nothing of it); padding is part of the maps; the score of the token that is read "
+        "is set to zero.",
+        methods={
+            "generic": Settings(finish=own_entry_zero),
+            "attention": Settings(finish=own_entry_zero),
+            "rollout": Settings({"half": False}, finish=own_entry_zero),
+            "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
+        },
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_detr",
+        source=_MM,
+        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and what is then NaN of a "
+        "layer's addition (all of it, as a rule) is left out.",
+        methods={
+            "generic": Settings({"guard": "additions"}),
+            "attention": Settings(),
+            "rollout": Settings(),
+            "attention-gradcam": Settings(),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_clip",
+        source=_MM,
+        differs="The last layer of each tower alone; the logit with its scale instead of the cosine; special tokens "
+        "are dropped, and the scores of a text are divided by their sum.",
+        methods={"generic": Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores)},
     )
 )

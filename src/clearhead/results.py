@@ -19,7 +19,7 @@ from clearhead.profiles import Profile
 from clearhead.recording.self_test import SelfTest
 from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import probabilities
-from clearhead.units import Units
+from clearhead.units import PROBE, Units
 
 
 @dataclass
@@ -63,9 +63,9 @@ class Step:
     @property
     def description(self) -> dict[str, Any]:
         plan, i = self.done.plan, self.place
-        return plan.targets[i].description(
-            self.logits, plan.subject, float(plan.values[i]), masks=len(plan.samples[i].masks)
-        )
+        sample, target = plan.samples[i], plan.targets[i]
+        said = target.description(self.logits, plan.subject, float(plan.values[i]), masks=len(sample.masks))
+        return plan.subject.described(sample, target, said)
 
 
 def explanation_of(
@@ -80,12 +80,14 @@ def explanation_of(
         "target": _target(steps, plan.subject),
         "prediction": _prediction(first.logits, plan.subject) if count == 1 else {},
         "certificate": _certificate(plan, first.place, request, tested),
-        "provenance": _provenance(plan, first.place, reading, request),
+        "provenance": _provenance(steps[-1].done.plan, steps[-1].place, reading, request),
     }
     streams: dict[str, Explanation] = {}
     for stream, axis in sample.axes.items():
         found = _Axis(stream, len(axis), steps, m, request)
         for units, at in zip(axis.parts, axis.at, strict=True):
+            if units.kind == PROBE:
+                continue  # what a model pools with is no part of the input
             streams[units.stream] = Explanation(
                 units=units,
                 steps=tuple(step.description["name"] for step in steps) if count > 1 else None,
@@ -102,20 +104,23 @@ class _Axis:
     def __init__(self, stream: str, length: int, steps: Sequence[Step], m: int, request: Request) -> None:
         self.length, self.per = length, request.per
         self.parts = [(step.done.parts[m][stream], step.place) for step in steps]
+        self.lengths = [len(step.done.plan.samples[step.place].axes[stream]) for step in steps]
         plan, method = steps[0].done.plan, steps[0].done.readings[m].method
         self.every_row = method.option("rows") == "all"
         self.finish = None if request.profile is None else request.profile.settings(method.name).finish
-        self.readout = plan.readouts[stream][steps[0].place, :, :length]
+        self.readout = self._whole(plan.readouts[stream][steps[0].place], self.lengths[0])
 
     def arrays(self, units: Units, at: list[int]) -> dict[str, Any]:
         part, i = self.parts[0]
         matrix = None
         if self.every_row:
-            matrix = part.scores[i, : self.length, : self.length]
+            matrix = self._whole(part.scores[i], self.lengths[0])
+            matrix = self._whole(matrix.mT, self.lengths[0]).mT
             row = (self.readout.to(matrix.dtype) @ matrix)[0]
             matrix = matrix[:, at]
         else:
-            rows = torch.stack([self._whole(part.scores[i, 0]) for part, i in self.parts])
+            pairs = zip(self.parts, self.lengths, strict=True)
+            rows = torch.stack([self._whole(part.scores[i, 0], length) for (part, i), length in pairs])
             row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
         alone = len(self.parts) == 1
         return {
@@ -133,13 +138,13 @@ class _Axis:
         read = {place: float(self.readout[0, unit]) for place, unit in enumerate(at) if self.readout[0, unit]}
         return self.finish(scores, units, read)
 
-    def _whole(self, row: Float[Tensor, "unit"]) -> Float[Tensor, "unit"]:
-        """A target that depends on the first units alone was explained with them alone."""
-        row = row[: self.length]
-        return torch.cat([row, row.new_zeros(self.length - len(row))])
+    def _whole(self, part: Float[Tensor, "*part some"], length: int) -> Float[Tensor, "*part unit"]:
+        """A target that depends on the first units alone was explained with them alone: the others have no score."""
+        part = part[..., :length]
+        return torch.cat([part, part.new_zeros(*part.shape[:-1], self.length - length)], dim=-1)
 
     def _cut(self, values: Tensor | None, i: int, at: list[int]) -> Any:
-        return None if values is None else _array(values[i][..., at])
+        return None if values is None else _array(self._whole(values[i], self.lengths[0])[..., at])
 
 
 def _target(steps: Sequence[Step], subject: Subject) -> dict[str, Any]:
@@ -178,14 +183,17 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
     layers = next(iter(reading.layers.values())) if len(reading.layers) == 1 else None
     return {
         "model": plan.subject.name,
-        "model_class": type(plan.subject.model).__name__,
+        "model_class": plan.subject.model_class,
         "method": method.name,
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
         "layers": [layers.start, layers.stop] if layers is not None and "layers" in declaration.has else None,
         "heads": reading.any_fold.heads,
         "reading": request.reading,
         "profile": None if request.profile is None else request.profile.name,
-        "loading": {} if readout == plan.subject.default_readout() else {"readout": readout},
+        "loading": {
+            **({} if plan.subject.task is None else {"task": plan.subject.task}),
+            **({} if readout == plan.subject.default_readout() else {"readout": readout}),
+        },
         "citation": declaration.citation,
         "signed": declaration.signed,
         "linear_in_target": reading.any_fold.linear_in_target,
@@ -198,6 +206,7 @@ def _prediction(logits: Float[Tensor, "label"] | None, subject: Subject) -> dict
     """The five most likely labels."""
     if logits is None:
         return {}
+    logits = subject.choices(logits)
     if subject.regression:
         measures = [
             {"label": subject.label_name(int(i)), "index": int(i), "logit": float(logits[i])}

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from clearhead.errors import InputError, unknown
 
-Scale = Literal["logit", "probability", "log-odds"]
-SCALES = ("logit", "probability", "log-odds")
+Scale = Literal["logit", "probability", "log-odds", "cosine"]
+#: What classes are measured on; the similarity of two inputs is a cosine, or a logit made from it.
+CLASS_SCALES = ("logit", "probability", "log-odds")
+SCALES = (*CLASS_SCALES, "cosine")
 
 
 class Labels(Protocol):

@@ -16,6 +16,8 @@ from clearhead.errors import InputError
 Span = tuple[int, int]
 Box = tuple[float, float, float, float]
 
+#: The kind of a unit that is no input: a learned query with which a model pools.
+PROBE = "probe"
 #: The levels of a text, from small to large.
 LEVELS = ("token", "word", "sentence")
 _TITLES = "".join(rf"(?<!\b{title})" for title in ("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "vs"))
@@ -56,8 +58,8 @@ class Units:
 
         Special units stay by themselves.
         """
-        if self.boxes is not None:
-            raise InputError(f"a picture has patches, not {kind}s")
+        if self.boxes is not None or self.kind not in LEVELS:
+            raise InputError(f"these units are {plural(self.kind)}, not {kind}s")
         if kind == self.kind:
             return self, np.arange(len(self))
         if kind not in LEVELS[1:] or self.kind in LEVELS[LEVELS.index(kind) :]:
@@ -73,6 +75,14 @@ class Units:
     def drop_special(self) -> Int[np.ndarray, "kept"]:
         """Indices of the units that are not special."""
         return np.flatnonzero(~np.asarray(self.special, dtype=bool))
+
+
+def plural(kind: str) -> str:
+    """
+    >>> plural("patch"), plural("word")
+    ('patches', 'words')
+    """
+    return {"patch": "patches", "query": "queries"}.get(kind, f"{kind}s")
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,11 @@ def push(
     return (rows @ maps.mean(1))[:, None]
 
 
+def of_authors(default: Any) -> Any:
+    """The default of an option that is there to reproduce an author's code: laws bind defaults, not such options."""
+    return field(default=default, metadata={"of authors": True})
+
+
 REGISTRY: dict[str, type[Fold]] = {}
 #: What a method does where streams look at each other, for those that say.
 ACROSS: dict[str, type[AcrossFold]] = {}

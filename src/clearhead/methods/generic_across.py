@@ -46,7 +46,9 @@ class GenericAcross(AcrossFold):
         self.maps.append(Map(call.query_stream, call.key_stream, call.positive.mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
-        self.within_streams = {stream: self._zeros(stream, stream) for stream in self.frames}  # R̂_ss
+        # R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)
+        self.within_streams = {stream: self._zeros(stream, stream) for stream in self.frames}
+        self.replaced: set[str] = set()
         self.between: dict[tuple[str, str], Matrix] = {}  # R_sq
         waiting = self.maps[::-1]  # the first call first
         while waiting:
@@ -64,15 +66,19 @@ class GenericAcross(AcrossFold):
 
     def _look_within(self, one: Map) -> None:
         own, stream = self.within_streams[one.looks], one.looks
-        added = one.relevance @ own
-        # without aggregation R is replaced, not added to, so that R̂ = ĀR − I
-        self.within_streams[stream] = own + one.relevance + added if self.aggregate else self._replaced(one, added)
+        added = one.relevance @ own if stream in self.replaced else one.relevance + one.relevance @ own  # ĀR
+        if self.aggregate:
+            self.within_streams[stream] = own + added
+        else:
+            self._replace(stream, added)
         for pair in [pair for pair in self.between if pair[0] == stream]:
             kept = self.between[pair] if self.aggregate else 0
             self.between[pair] = kept + one.relevance @ self.between[pair]
 
-    def _replaced(self, one: Map, added: Matrix) -> Matrix:
-        return one.relevance + added - self._identity(one.looks)
+    def _replace(self, stream: str, relevance: Matrix) -> None:
+        """Without aggregation R is replaced, not added to."""
+        self.within_streams[stream] = relevance
+        self.replaced.add(stream)
 
     def _look_across(self, maps: list[Map]) -> None:
         additions = []
@@ -91,13 +97,18 @@ class GenericAcross(AcrossFold):
             else:
                 self.between[s, q] = across
                 if any((other.looks, other.seen) == (q, s) for other in self.maps):
-                    self.within_streams[s] = back - self._identity(s)
+                    self._replace(s, back)
 
     def _normalised(self, stream: str) -> Matrix:
         """R̄_ss; R_ss itself without normalisation."""
         relevance = self.within_streams[stream]
+        if stream in self.replaced:
+            if not self.normalise:
+                return relevance
+            relevance = relevance - self._identity(stream)
         if self.normalise:
             sums = relevance.sum(-1, keepdim=True)
+            sums = sums.masked_fill(~self.frames[stream].valid[..., None], 1)  # padding is none of the sample's rows
             relevance = relevance / (torch.where(sums == 0, 1, sums) if self.guard == "rows" else sums)
         return relevance + self._identity(stream)
 

@@ -8,13 +8,15 @@ after layer l (R^l[p, :] of the paper's figures).
 Where a stream s looks at another, q, the two rollouts meet in the last map between them (Chefer et al., 2021):
 
     R_sq = R_ssᵀ · E_h A_sq · R_qq
+
+Without `half` nothing is halved, as in the authors' VisualBERT: the scores are larger by a factor of 2 a layer.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, register
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
 from clearhead.recording.tape import Call, Tape
 
 
@@ -31,6 +33,8 @@ from clearhead.recording.tape import Call, Tape
     axioms=("rows sum to one",),
 )
 class Rollout(Fold):
+    half: bool = of_authors(True)
+
     def begin(self) -> None:
         self.one_row = self.frame.readout.shape[1] == 1
         # One row per depth: the row that is read after layer l starts when the fold comes to layer l.
@@ -40,7 +44,7 @@ class Rollout(Fold):
     def visit(self, call: Call) -> None:
         if self.one_row:
             self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        self.rows = (self.rows + self.rows @ call.mean_attention) / 2
+        self.rows = (self.rows + self.rows @ call.mean_attention) / (2 if self.half else 1)
 
     def finish(self, tape: Tape) -> Scores:
         if self.one_row:
@@ -50,6 +54,8 @@ class Rollout(Fold):
 
 @across("rollout")
 class RolloutAcross(AcrossFold):
+    half: bool = of_authors(True)
+
     def begin(self) -> None:
         self.maps: list[tuple[str, str, Float[Tensor, "batch query key"]]] = []
 
@@ -61,9 +67,10 @@ class RolloutAcross(AcrossFold):
         between: dict[tuple[str, str], Tensor] = {}
         for looks, seen, attention in reversed(self.maps):  # the first call first
             if looks == seen:
-                rolled[looks] = (attention @ rolled[looks] + rolled[looks]) / 2
+                rolled[looks] = (attention @ rolled[looks] + rolled[looks]) / (2 if self.half else 1)
             else:
-                between[looks, seen] = rolled[looks].mT @ attention @ rolled[seen]
+                own = attention.masked_fill(~self.frames[looks].valid[..., None], 0)  # padding looks at things, too
+                between[looks, seen] = rolled[looks].mT @ own @ rolled[seen]
         rows = {stream: frame.readout @ rolled[stream] for stream, frame in self.frames.items()}
         for (looks, seen), rollout in between.items():
             rows[seen] = rows[seen] + self.frames[looks].readout @ rollout

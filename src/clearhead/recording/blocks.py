@@ -33,7 +33,8 @@ class Watch:
 
     def _begins(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() == self.thread:
-            self.latest[id(layer)] = Run(args[0] if args else kwargs["hidden_states"])
+            named: Any = kwargs["hidden_states"] if "hidden_states" in kwargs else next(iter(kwargs.values()), None)
+            self.latest[id(layer)] = Run(args[0] if args else named)
 
     def _ends(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == self.thread:
@@ -41,14 +42,18 @@ class Watch:
 
 
 def blocks_of(model: nn.Module) -> dict[int, nn.Module]:
-    """For each module, the layer it sits in: its innermost ancestor that is an item of a ModuleList."""
+    """For each module, the layer it sits in: its innermost ancestor that is an item of a ModuleList.
+
+    Where it sits in none, an item of a Sequential counts, as in timm's models.
+    """
     blocks: dict[int, nn.Module] = {}
 
-    def walk(module: nn.Module, block: nn.Module | None) -> None:
+    def walk(module: nn.Module, block: nn.Module | None, listed: bool) -> None:
         if block is not None:
             blocks[id(module)] = block
         for child in module.children():
-            walk(child, child if isinstance(module, nn.ModuleList) else block)
+            begins = isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and not listed)
+            walk(child, child if begins else block, listed or isinstance(module, nn.ModuleList))
 
-    walk(model, None)
+    walk(model, None, False)
     return blocks

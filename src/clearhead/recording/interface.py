@@ -37,6 +37,7 @@ class Captured:
     output_projection: Float[Tensor, "model heads"] | None = None
     run: Run | None = None
     nth: int = 0  # a shared module is called several times
+    registered: bool = False  # heard through a function that stood in for the module's forward
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -76,7 +77,12 @@ class Listener:
         return self.names.get(id(module), type(module).__name__)
 
     def hear(
-        self, module: nn.Module, attention: Tensor | None, values: Tensor | None = None, output: Tensor | None = None
+        self,
+        module: nn.Module,
+        attention: Tensor | None,
+        values: Tensor | None = None,
+        output: Tensor | None = None,
+        registered: bool = False,
     ) -> None:
         self.heard[id(module)] += 1
         if attention is None:
@@ -92,8 +98,18 @@ class Listener:
                 output=output,
                 run=self.watch.of(self.blocks.get(id(module))),
                 nth=self.heard[id(module)] - 1,
+                registered=registered,
             )
         )
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nothing is heard inside the `with`: the pass goes the way it always goes."""
+        _active.listener = None
+        try:
+            yield
+        finally:
+            _active.listener = self
 
     @property
     def listening(self) -> bool:

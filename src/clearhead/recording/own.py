@@ -1,5 +1,6 @@
 """Recording modules that are not from transformers: a registered function stands in for their forward meanwhile."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from clearhead.errors import InputError, Refusal
 
 if TYPE_CHECKING:
     from clearhead.recording.interface import Listener
@@ -22,8 +25,9 @@ def register_attention(kind: type[nn.Module]) -> Callable[[Attend], Attend]:
     """Tell clearhead how a class of modules attends, so that its calls can be recorded.
 
     The function gets the module and the arguments of its forward, computes the same output, and returns it together
-    with the attention it used, batch × head × query × key, and the values, batch × head × key × width, if it has them.
-    The self-test compares the model's outputs with and without the stand-in, and refuses if they differ.
+    with the attention it used, batch × head × query × key, and the values, batch × head × key × width, if it has them:
+    the very tensors that were multiplied, not views or copies of them. The self-test compares the function with the
+    module, checks that the output was made from this attention and these values, and refuses if it was not.
 
         @clearhead.register_attention(MyAttention)
         def attend(module, x, mask=None):
@@ -31,6 +35,8 @@ def register_attention(kind: type[nn.Module]) -> Callable[[Attend], Attend]:
             attention = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
             return module.out((attention @ v).transpose(1, 2).flatten(2)), attention, v
     """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise InputError(f"register_attention takes a class of modules (register_attention(MyAttention)), not {kind!r}")
 
     def decorate(function: Attend) -> Attend:
         _REGISTERED[kind] = function
@@ -39,28 +45,100 @@ def register_attention(kind: type[nn.Module]) -> Callable[[Attend], Attend]:
     return decorate
 
 
+def stand_in_of(module: nn.Module) -> Attend | None:
+    """The function that is registered for a module; one that a class inherits counts while its forward is inherited."""
+    for kind in type(module).__mro__:
+        if kind in _REGISTERED and type(module).forward is kind.forward:
+            return _REGISTERED[kind]
+    return None
+
+
+def registered(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that functions stand in for, by name. What lies inside one of them is part of it."""
+    found = {name: module for name, module in model.named_modules() if stand_in_of(module) is not None}
+    inside = {id(part) for module in found.values() for part in module.modules() if part is not module}
+    return {name: module for name, module in found.items() if id(module) not in inside}
+
+
 @contextmanager
 def heard(model: nn.Module, listener: "Listener") -> Iterator[None]:
     """Let the stand-ins of registered modules run in this thread's pass inside the `with`."""
-    replaced: list[nn.Module] = []
+    replaced: list[tuple[nn.Module, str, Any]] = []
     try:
-        for module in model.modules():
-            attend = next((_REGISTERED[kind] for kind in type(module).__mro__ if kind in _REGISTERED), None)
-            if attend is not None and "forward" not in module.__dict__:
-                module.__dict__["forward"] = partial(_stand_in, module, attend, listener)
-                replaced.append(module)
+        for name, module in registered(model).items():
+            # accelerate puts a forward of its own on the module, which moves tensors between devices and calls this.
+            slot = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
+            before = module.__dict__.get(slot)
+            if before is not None and slot == "forward":
+                raise Refusal(
+                    f"{type(model).__name__}: the forward of {name} was replaced on the module itself, or another pass "
+                    "records it now, so no function can stand in for it"
+                )
+            module.__dict__[slot] = partial(_stand_in, module, listener)
+            replaced.append((module, slot, before))
+        with _no_fast_path(bool(replaced)):
+            yield
+    finally:
+        for module, slot, before in replaced:
+            del module.__dict__[slot]
+            if before is not None:
+                module.__dict__[slot] = before
+
+
+def _stand_in(module: nn.Module, listener: "Listener", *args: Any, **kwargs: Any) -> Any:
+    attend = stand_in_of(module)
+    if attend is None or not listener.listening:
+        return type(module).forward(module, *args, **kwargs)
+    with listener.away():  # attention inside this one is part of it
+        attended = attend(module, *args, **kwargs)
+    attention, values = _checked(attended, module, listener)
+    listener.hear(module, attention, values, registered=True)
+    return attended[0]
+
+
+def _checked(attended: Any, module: nn.Module, listener: "Listener") -> tuple[Tensor, Tensor | None]:
+    """Attention and, where there are, values, of the right shape."""
+    who = f"the function registered for {type(module).__name__} ({listener.name_of(module)})"
+    if not isinstance(attended, tuple) or len(attended) not in (2, 3):
+        raise Refusal(f"{who} must return output, attention and, if it has them, values, not {type(attended).__name__}")
+    for name, part in zip(("attention", "values"), attended[1:], strict=False):
+        if not isinstance(part, Tensor) or part.dim() != 4:
+            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            wanted = "batch × head × query × key" if name == "attention" else "batch × head × key × width"
+            raise Refusal(
+                f"{who} must return {name} as {wanted}, but returned {shape}: compute with an axis of one where there "
+                "is one head, or one query"
+            )
+    return attended[1], attended[2] if len(attended) == 3 else None
+
+
+_fast_path_lock = threading.Lock()
+_fast_path_off = 0
+_fast_path_before = True
+
+
+@contextmanager
+def _no_fast_path(wanted: bool) -> Iterator[None]:
+    """nn.TransformerEncoder fuses whole layers where no gradient is asked for: no attention is called then.
+
+    torch's switch is one for all threads, so the last that leaves puts it back.
+    """
+    global _fast_path_off, _fast_path_before
+    if not wanted:
+        yield
+        return
+    with _fast_path_lock:
+        if not _fast_path_off:
+            _fast_path_before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        _fast_path_off += 1
+    try:
         yield
     finally:
-        for module in replaced:
-            del module.__dict__["forward"]
-
-
-def _stand_in(module: nn.Module, attend: Attend, listener: "Listener", *args: Any, **kwargs: Any) -> Any:
-    if not listener.listening:
-        return type(module).forward(module, *args, **kwargs)
-    output, attention, *values = attend(module, *args, **kwargs)
-    listener.hear(module, attention, values[0] if values else None)
-    return output
+        with _fast_path_lock:
+            _fast_path_off -= 1
+            if not _fast_path_off:
+                torch.backends.mha.set_fastpath_enabled(_fast_path_before)
 
 
 @register_attention(nn.MultiheadAttention)
@@ -75,24 +153,35 @@ def _multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Attended:
-    """torch's own multi-head attention, which otherwise returns a copy of its weights or fuses them away."""
+    """torch's own multi-head attention, which otherwise returns a copy of its weights or fuses them away.
+
+    `is_causal` only says of `attn_mask` what it is.
+    """
     if module.bias_k is not None or module.add_zero_attn:
-        raise NotImplementedError("nn.MultiheadAttention with bias_k or add_zero_attn is not recorded")
-    if not module.batch_first and query.dim() == 3:
-        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+        raise Refusal("nn.MultiheadAttention with bias_k or add_zero_attn looks at keys that are no unit of the input")
+    alone = query.dim() == 2
+    first = 0 if alone or module.batch_first else 1  # which axis is, or becomes, the batch's
+    query, key, value = (_batch_first(part, alone, first) for part in (query, key, value))
     weights, biases = _projections(module)
     projected = [part @ w.T + b for part, w, b in zip((query, key, value), weights, biases, strict=True)]
     q, k, v = (part.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for part in projected)
     scores = q @ k.mT / module.head_dim**0.5
-    for mask in (attn_mask, None if key_padding_mask is None else key_padding_mask[:, None, None]):
+    hidden = None if key_padding_mask is None else key_padding_mask.unflatten(-1, (1, 1, -1))
+    if attn_mask is not None and attn_mask.dim() == 3:
+        attn_mask = attn_mask.unflatten(0, (len(q), -1))
+    for mask in (attn_mask, hidden):
         if mask is not None:
-            mask = mask.unflatten(0, (len(q), -1)) if mask.dim() == 3 else mask
             scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     attention = scores.softmax(-1)
     output = module.out_proj((attention @ v).transpose(1, 2).flatten(2))
-    output = output if module.batch_first else output.transpose(0, 1)
     returned = (attention.mean(1) if average_attn_weights else attention) if need_weights else None
-    return (output, returned), attention, v
+    if alone:
+        return (output[0], None if returned is None else returned[0]), attention, v
+    return (output.transpose(0, first), returned), attention, v
+
+
+def _batch_first(part: Tensor, alone: bool, first: int) -> Tensor:
+    return part[None] if alone else part.transpose(0, first)
 
 
 def _projections(module: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | float]]:

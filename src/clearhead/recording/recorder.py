@@ -3,32 +3,67 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal
 from clearhead.recording.interface import NAME, Captured, capture
-from clearhead.recording.scope import at_rest, hooks, lock_of
-from clearhead.recording.self_test import Place, SelfTest, self_test
+from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
+from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test
 from clearhead.recording.tape import DIFFERENTIABLE, GRADIENTS, Asks, Call, Tape, check_asks
 
 #: The model's output → one number per sample, or several (target × sample).
 Value = Callable[[Any], Float[Tensor, "*target batch"]]
 Visit = Callable[[Call], None]
-#: The name of an attention module, and which of its calls → the streams of its queries and of its keys.
-Streams = Callable[[str, int], tuple[str, str]]
+#: The name of an attention module, and which of its calls → the streams of its queries and of its keys; None for a
+#: call that is left out, because nothing that is explained goes through it.
+Streams = Callable[[str, int], tuple[str, str] | None]
+
+
+@dataclass
+class Rows:
+    """The module that makes an answer of each row by itself, and the row that each number comes from."""
+
+    head: nn.Module
+    of: "Int[Tensor, 'target batch']"
+    heard: Tensor | None = None
+
+    def listen(self) -> torch.utils.hooks.RemovableHandle:
+        thread = threading.get_ident()
+
+        def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread and args:
+                self.heard = args[0]
+
+        return self.head.register_forward_pre_hook(hear)
+
+    def each(self, number: "Float[Tensor, 'target batch']") -> "Float[Tensor, 'target batch row model'] | None":
+        """∂number/∂row for every number, from one plain backward pass; None where a number has other rows, too."""
+        heard, (targets, size) = self.heard, self.of.shape
+        if heard is None or not heard.requires_grad or heard.dim() != 3 or len(heard) != size:
+            return None
+        (whole,) = torch.autograd.grad(number.sum(), heard, retain_graph=True)
+        which, who = torch.arange(targets)[:, None], torch.arange(size)[None]
+        found = whole.new_zeros(targets, *whole.shape)
+        found[which, who, self.of] = whole[who, self.of]
+        # a target that comes several times is in the sum as often
+        times = (self.of[None] == self.of[:, None]).sum(0).to(whole)
+        found = found / times[:, :, None, None]
+        return found if torch.allclose(found.sum(0), whole) else None
 
 
 class Recorder:
     """Records passes of one model. The first pass tests the recorder itself, and refuses loudly if it is not exact.
 
     `streams` says whose queries look at whose keys; `embeddings` are the modules that look words up, where the model
-    itself does not say.
+    itself does not say; `learned` are parameters that attention starts from beside the input; `scope` is what must hold
+    while the model runs; `expected` says how many calls there should be, where the configuration does not.
     """
 
     def __init__(
@@ -36,8 +71,13 @@ class Recorder:
         model: nn.Module,
         streams: Streams = lambda module, nth: ("text", "text"),
         embeddings: Sequence[nn.Module] | None = None,
+        learned: Sequence[nn.Parameter] = (),
+        scope: Callable[[], AbstractContextManager[None]] = nullcontext,
+        expected: Callable[[], int | None] | None = None,
     ) -> None:
-        self.model, self.streams, self.embeddings = model, streams, embeddings
+        self.model, self.streams, self.embeddings, self.learned = model, streams, embeddings, learned
+        self.scope = scope
+        self.expected = expected or partial(expected_calls, getattr(model, "config", None))
         self.lock = lock_of(model)
         self.tested: SelfTest | None = None
 
@@ -49,13 +89,15 @@ class Recorder:
         visit: Visit = lambda call: None,
         leaves: Sequence[str] = ("input_ids",),
         places: Collection[int] | None = None,
+        rows: Rows | None = None,
     ) -> Tape:
         """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
 
         `value` maps the model's output to one number per sample. Where it gives several (target × sample), one backward
         pass is made for all of them together, and calls come with target × sample as their batch.
         `leaves` name the inputs whose vectors get input gradients; `places` limits which calls are handed over, counted
-        in the order of the forward pass (and so how far the backward pass goes).
+        in the order of the forward pass (and so how far the backward pass goes). `rows` says which row of the model's
+        head each of several numbers comes from, where each comes from one alone.
         """
         wanted = check_asks(asks)
         with self.lock:
@@ -64,15 +106,20 @@ class Recorder:
                 at_rest(self.model),
                 torch.inference_mode(False),
                 torch.set_grad_enabled(bool(wanted & GRADIENTS.keys())),
+                starting(self.learned),
             ):
-                output, calls, starts = self.forward(inputs, wanted, leaves)
+                with hooks([] if rows is None else [rows.listen()]):
+                    output, calls, starts = self.forward(inputs, wanted, leaves)
+                starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
                 number = value(output)
                 chosen = sorted(range(len(calls)) if places is None else places)
                 visits = _Visits(calls, placed(calls, self.streams), chosen, wanted, visit)
                 vectors = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
                 roots = vectors if "input_gradient" in wanted else {}
-                backward = _backward if number.dim() == 1 else _backward_together
-                gradients = backward(number, visits, roots, starts)
+                if number.dim() == 1:
+                    gradients = _backward(number, visits, roots, starts)
+                else:
+                    gradients = _backward_together(number, visits, roots, rows)
                 visits.finish()
         vectors = {leaf: _repeated(_plain(start), visits.targets) for leaf, start in vectors.items()}
         return Tape(
@@ -88,12 +135,18 @@ class Recorder:
         tape.calls = kept[::-1]
         return tape
 
-    def test(self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",)) -> SelfTest:
+    def test(
+        self,
+        inputs: Mapping[str, Any],
+        leaves: Sequence[str] = ("input_ids",),
+        padded: Mapping[str, Any] | None = None,
+    ) -> SelfTest:
         """The self-test, once: count calls against layers, rebuild each output, compare logits with the real ones."""
         with self.lock:
             if self.tested is None:
                 forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves)
-                self.tested = self_test(self.model, forward, inputs, partial(placed, streams=self.streams))
+                placing = partial(placed, streams=self.streams)
+                self.tested = self_test(self.model, forward, inputs, placing, self.expected(), padded)
         return self.tested
 
     def forward(
@@ -108,6 +161,7 @@ class Recorder:
         given = dict(inputs)
         looked_up = [leaf for leaf in leaves if leaf in given and not given[leaf].is_floating_point()]
         with ExitStack() as stack:
+            stack.enter_context(hooks(ordered_gradients(self.model)))
             if looked_up:
                 stack.enter_context(hooks(_start_at_embeddings(self._lookups(), looked_up, starts)))
             for leaf in leaves:
@@ -115,7 +169,9 @@ class Recorder:
                     given[leaf] = starts[leaf] = _as_leaf(given[leaf])
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
             calls = stack.enter_context(capture(self.model, layers, projections, implementation))
+            stack.enter_context(self.scope())
             output = self.model(**given)
+        calls = [call for call in calls if self.streams(call.module, call.nth) is not None]
         if asks & {"values", "output_projection"} and any(call.values is None for call in calls):
             raise Refusal(
                 f"{type(self.model).__name__} ignores transformers' attention interface: its attention can be "
@@ -140,6 +196,7 @@ def placed(calls: Sequence[Captured], streams: Streams) -> list[Place]:
     places = []
     for call in calls:
         pair = streams(call.module, call.nth)
+        assert pair is not None
         batch, heads, queries, keys = call.attention.shape
         places.append(Place(call.module, *pair, counts[pair], (batch, queries, keys), heads))
         counts[pair] += 1
@@ -222,7 +279,7 @@ def _backward(
 
 
 def _backward_together(
-    number: Float[Tensor, "target batch"], visits: _Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]
+    number: Float[Tensor, "target batch"], visits: _Visits, roots: Mapping[str, Tensor], rows: Rows | None
 ) -> dict[str, Tensor]:
     """All targets in one backward pass, with the target as an axis of its own."""
     visits.targets = len(number)
@@ -230,9 +287,13 @@ def _backward_together(
     if not roots and not sources:
         return {}
     _require_gradient(number)
-    each = torch.eye(len(number), dtype=number.dtype, device=number.device)
     nodes = [*roots.values(), *(node for _, _, node in sources)]
-    found = torch.autograd.grad(number.sum(1), nodes, each, allow_unused=True, is_grads_batched=True)
+    each = None if rows is None else rows.each(number)
+    if each is not None and rows is not None and rows.heard is not None:
+        found = _gradients_together(rows.heard, nodes, each)  # the head's part is done: its rows have a word each
+    else:
+        each = torch.eye(len(number), dtype=number.dtype, device=number.device)
+        found = _gradients_together(number.sum(1), nodes, each)
     for (place, ask, _), gradient in zip(sources, found[len(roots) :], strict=True):
         if gradient is not None:
             visits.arrived[place][ask] = gradient.flatten(0, 1)
@@ -241,6 +302,16 @@ def _backward_together(
         name: _plain(_repeated(torch.zeros_like(r), len(number)) if g is None else g.flatten(0, 1))
         for (name, r), g in pairs
     }
+
+
+def _gradients_together(of: Tensor, nodes: Sequence[Tensor], each: Tensor) -> Sequence[Tensor | None]:
+    """One batched backward pass, or one for each where an operation of the model cannot be batched."""
+    gradient = partial(torch.autograd.grad, of, nodes, retain_graph=True, allow_unused=True)
+    try:
+        return gradient(each, is_grads_batched=True)
+    except (RuntimeError, NotImplementedError):
+        single = [gradient(one) for one in each]
+        return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
 
 
 def _require_gradient(number: Tensor) -> None:
@@ -262,7 +333,7 @@ def _start_at_embeddings(
             return output  # somebody else's pass through the same model
         leaf = waiting.pop(0) if waiting else f"look-up {len(starts)}"
         starts[leaf] = _as_leaf(output)
-        return starts[leaf]
+        return starts[leaf].clone()  # some models add positions to it in place (BLIP)
 
     return [module.register_forward_hook(start) for module in lookups]
 

@@ -32,7 +32,13 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
 
 def _is_attention(module: nn.Module) -> bool:
     """By its class or one that it extends."""
-    return any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in type(module).__mro__)
+    named = any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in type(module).__mro__)
+    return named and not samples_points(module)
+
+
+def samples_points(module: nn.Module) -> bool:
+    """Whether a module looks at a few sampled points of a picture: what it returns is no map over its cells."""
+    return "multiscaledeformable" in type(module).__name__.lower()
 
 
 class _Ear:

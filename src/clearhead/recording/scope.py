@@ -1,7 +1,7 @@
 """Whatever touches a user's model while it is recorded, as context managers that put everything back."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -87,7 +87,10 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
         for table, _ in waiting:
             table.clear()
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        with (
+            torch.autocast(next(model.parameters()).device.type, enabled=False),
+            torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: they are not the user's
+        ):
             yield
     finally:
         for table, before in waiting:
@@ -96,6 +99,33 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             module.training = True
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def starting(learned: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let the graph start from these parameters, too, in a model at rest: what only they lead to has gradients then."""
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+
+
+def ordered_gradients(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    """Hooks that hand batch norms their gradients in plain order.
+
+    In evaluation mode, on a CPU, torch (2.13) returns a wrong gradient for a batch of one if the gradient that comes in
+    lies in memory channels last, as that of `x.flatten(2).transpose(1, 2)` does.
+    """
+
+    def order(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(torch.Tensor.contiguous)
+
+    norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    return [module.register_forward_hook(order) for module in norms]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clearhead.errors import Refusal
 from clearhead.recording.blocks import blocks_of
 from clearhead.recording.interface import NAME, Captured
+from clearhead.recording.own_checks import check_own, is_foreign, tensors_of
 from clearhead.recording.scope import at_rest, hooks
 
 #: How far recorded logits may lie from the untouched model's, relative to the largest logit.
@@ -36,7 +37,7 @@ class Place:
 class SelfTest:
     """What the recorder found out about a model on first use."""
 
-    path: Literal["interface", "returned"]
+    path: Literal["interface", "returned", "registered"]
     implementation: str
     capture_error: float
     rebuild_error: float | None
@@ -61,20 +62,37 @@ def self_test(
     forward: Forward,
     inputs: Mapping[str, Any],
     placed: Callable[[Sequence[Captured]], list[Place]],
+    expected: int | None,
+    padded: Mapping[str, Any] | None = None,
 ) -> SelfTest:
-    """Count calls against layers, rebuild each attention output, compare logits with those of the untouched model."""
+    """Count calls against layers, rebuild each attention output, compare logits with those of the untouched model.
+
+    `padded` is a batch with padding in it, for models that have other names for what hides it than transformers.
+    """
     with at_rest(model), torch.no_grad():
         implementation, calls = _find_implementation(model, forward, inputs)
-        _check_count(model, calls)
+        _check_count(model, calls, expected)
         rebuilt = [call for call in calls if call.output is not None]
         rebuild_error = _check_rebuilt(model, rebuilt) if rebuilt else None
         chosen = partial(forward, implementation=implementation)
+        if is_foreign(model) or any(call.registered for call in calls):
+            for batch in (inputs, padded):
+                if batch is not None:
+                    check_own(model, chosen, batch, placed, _tolerance(calls[0].attention))
         capture_error = _check_logits(model, chosen, inputs)
         if rebuilt:
             # A padding mask that gets lost shows only where something is hidden.
-            _check_logits(model, chosen, _last_hidden(inputs), " and part of the input is padding")
-    path: Literal["interface", "returned"] = "interface" if len(rebuilt) == len(calls) else "returned"
-    return SelfTest(path, implementation, capture_error, rebuild_error, tuple(placed(calls)))
+            padded = padded or _last_hidden(inputs)
+        if padded is not None:
+            _check_logits(model, chosen, padded, " and part of the input is padding")
+    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, tuple(placed(calls)))
+
+
+def _path(calls: Sequence[Captured]) -> Literal["interface", "returned", "registered"]:
+    """The way that calls were heard on; of several ways, the one that says least."""
+    if all(call.output is not None for call in calls):
+        return "interface"
+    return "registered" if all(call.registered or call.output is not None for call in calls) else "returned"
 
 
 def _find_implementation(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> tuple[str, list[Captured]]:
@@ -87,13 +105,13 @@ def _find_implementation(model: nn.Module, forward: Forward, inputs: Mapping[str
             continue  # a table of attention functions of its own, as ModernBERT had in transformers 5.0
         if calls:
             return implementation, calls
+    hint = "say how its attention modules attend with clearhead.register_attention; or " if is_foreign(model) else ""
     raise Refusal(
-        f"{type(model).__name__} made no attention call that could be recorded: is it a model without attention?"
+        f"{type(model).__name__} made no attention call that could be recorded: {hint}is it a model without attention?"
     )
 
 
-def _check_count(model: nn.Module, calls: list[Captured]) -> None:
-    expected = expected_calls(getattr(model, "config", None))
+def _check_count(model: nn.Module, calls: list[Captured], expected: int | None) -> None:
     if expected is not None and len(calls) != expected:
         raise Refusal(
             f"{type(model).__name__} has {expected} attention layers but {len(calls)} calls were recorded: "
@@ -164,7 +182,14 @@ def _last_hidden(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _first_tensor(output: Any) -> Tensor:
     logits = getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else next(part for part in output.values() if isinstance(part, Tensor))
+    if isinstance(logits, Tensor):
+        return logits
+    if not hasattr(output, "items"):  # a module of one's own may return anything
+        return torch.cat([part.flatten() for part in tensors_of(output)])
+    parts = {name: part for name, part in output.items() if isinstance(part, Tensor)}
+    # A similarity can be next to nothing, and any rounding large beside it: compare the vectors that it is made of.
+    embeds = [part.flatten() for name, part in parts.items() if name.endswith("_embeds")]
+    return torch.cat(embeds) if embeds else next(iter(parts.values()))
 
 
 def expected_calls(config: Any) -> int | None:

@@ -3,7 +3,8 @@
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -13,7 +14,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal, unknown
-from clearhead.targets import MaskedWord, Target
+from clearhead.recording.self_test import expected_calls
+from clearhead.targets import CLASS_SCALES, MaskedWord, Target
 from clearhead.units import Axis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
@@ -28,6 +30,8 @@ class Sample:
     axes: dict[str, Axis]
     dropped: int = 0
     masks: tuple[int, ...] = ()
+    #: What samples of one batch must have in common, beside their kinds of inputs.
+    alike: tuple[int, ...] = ()
     picture: UInt8[np.ndarray, "height width 3"] | None = None
 
     @classmethod
@@ -62,6 +66,8 @@ class How:
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None
     answer: Any = None
     max_new_tokens: int = 32
+    #: Whether padding that was given stays, as in the code of authors who do not cut it off.
+    padding: bool = False
 
     def each(self, count: int) -> "list[How]":
         """One for each of several inputs: names come as a list of lists, answers as a list."""
@@ -96,6 +102,8 @@ class Subject(ABC):
     readout: Readout | None = None
     #: What the model was asked for by; without that, its class.
     name: str = ""
+    #: What finds the regions of a picture (features and boxes), for models that read regions.
+    detector: Callable[[Any], tuple[Any, Any]] | None = None
 
     stream: ClassVar[str]
     #: The inputs that it takes by name; one of them alone need not be named.
@@ -103,6 +111,8 @@ class Subject(ABC):
     #: The class of transformers that opens its processor.
     processor_class: ClassVar[str]
     leaf: ClassVar[str]
+    #: What must be asked for by name when a model is loaded; None for what its class is made for.
+    task: ClassVar[str | None] = None
     #: Endings of the class names of models that this subject stands for.
     endings: ClassVar[tuple[str, ...]] = ()
     #: The modules that look words up, where the model itself does not say.
@@ -110,6 +120,8 @@ class Subject(ABC):
 
     #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
+    #: The scales that a target can have; the first is meant where none is given.
+    scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
     labels: dict[int, str] = field(init=False)
     multi_label: bool = field(init=False)
@@ -160,9 +172,17 @@ class Subject(ABC):
         """The rows that are read along each axis; an axis that only others look at has none."""
         return {} if self.readout is None else {self.stream: self.rows(sample, target)}
 
-    def streams_of(self, module: str, nth: int) -> tuple[str, str]:
-        """Whose queries look at whose keys in the n-th call of an attention module."""
+    def streams_of(self, module: str, nth: int) -> tuple[str, str] | None:
+        """Whose queries look at whose keys in the n-th call of an attention module; None if it is to be left out."""
         return self.stream, self.stream
+
+    def expected_calls(self) -> int | None:
+        """How many attention calls one pass makes, those left out not counted; None where that is not known."""
+        return expected_calls(self.model.config)
+
+    def padded(self, sample: Sample) -> dict[str, Any] | None:
+        """A batch like this sample's with padding in it, to test the recorder on; None where transformers' masks are."""
+        return None
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         """The inputs whose vectors the gradients go to."""
@@ -172,13 +192,50 @@ class Subject(ABC):
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
         return [target]
 
+    def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[nn.Module, list[int]] | None:
+        """The module that makes scores of each row by itself, and the row that each target comes from; None if none."""
+        return None
+
+    def completed(self, sample: Sample, target: Target) -> Sample:
+        """The sample with what the target is about and only the model can say: the words that it generates."""
+        return sample
+
+    def is_one(self, raws: list[Any]) -> bool:
+        """Whether a list is one input (a conversation), and not several."""
+        return False
+
     def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
         """The sample without what none of these targets can depend on."""
         return sample
 
+    @property
+    def learned(self) -> Sequence[nn.Parameter]:
+        """Learned vectors that attention starts from beside the input, such as a detector's object queries."""
+        return ()
+
+    def described(self, sample: Sample, target: Target, said: dict[str, Any]) -> dict[str, Any]:
+        """What is said about a target, with what else is known of it, such as where an object was found."""
+        return said
+
+    def scope(self) -> AbstractContextManager[None]:
+        """What must hold while the model runs, recorded; whatever it changes about the model, it puts back."""
+        return nullcontext()
+
+    def why_not(self, method: str) -> str | None:
+        """Why one method cannot speak for this model; None where it can."""
+        return None
+
+    def why_no_attention(self) -> str | None:
+        """Why no method that reads attention can speak for this model; None where they can."""
+        return None
+
     def joined(self, names: Sequence[str]) -> str:
         """What several steps together are called."""
         return ", ".join(names)
+
+    def choices(self, scores: Float[Tensor, "label"]) -> Float[Tensor, "label"]:
+        """The scores that a prediction is chosen from: of all classes."""
+        return scores
 
     def label_index(self, label: str | int) -> int:
         if isinstance(label, str):
@@ -196,11 +253,15 @@ class Subject(ABC):
     @property
     def regression(self) -> bool:
         """Whether the outputs are measures, not classes: they have no probabilities."""
-        kind = getattr(self.model.config, "problem_type", None)
+        kind = getattr(getattr(self.model, "config", None), "problem_type", None)
         return kind == "regression" or (len(self.labels) == 1 and not self.multi_label)
 
     def label_name(self, index: int) -> str:
         return self.labels.get(index, str(index))
+
+    @property
+    def model_class(self) -> str:
+        return type(self.model).__name__
 
     @property
     def device(self) -> torch.device:
@@ -261,22 +322,41 @@ def class_names(model: nn.Module) -> list[str]:
     return [cls.__name__ for cls in type(base_model(model)).__mro__]
 
 
-def kind_of(names: Sequence[str]) -> type[Subject] | None:
+def kind_of(names: Sequence[str], task: str | None = None) -> type[Subject] | None:
     """The kind of subject that stands for a class of models, given by its name and those it is made from."""
-    return next((cls for name in names for cls in SUBJECTS if name.endswith(cls.endings)), None)
+    tasks = {cls.task for cls in SUBJECTS}
+    if task not in tasks:
+        raise unknown("task", task, sorted(filter(None, tasks)))
+    for name in names:
+        fits = [
+            (len(ending), -place)
+            for place, cls in enumerate(SUBJECTS)
+            for ending in cls.endings
+            if cls.task == task and name.endswith(ending)
+        ]
+        if fits:  # the one that says most about the name; of several, the last one added
+            return SUBJECTS[-max(fits)[1]]
+    return None
 
 
 def what_is_explained() -> str:
-    return "it explains " + ", ".join(f"*{ending}" for cls in SUBJECTS for ending in cls.endings)
+    return "it explains " + ", ".join(f"*{ending}" for cls in SUBJECTS if cls.task is None for ending in cls.endings)
 
 
-def subject_for(model: nn.Module, processor: Any = None, readout: Readout | None = None, called: str = "") -> Subject:
+def subject_for(
+    model: nn.Module,
+    processor: Any = None,
+    readout: Readout | None = None,
+    called: str = "",
+    detector: Callable[[Any], tuple[Any, Any]] | None = None,
+    task: str | None = None,
+) -> Subject:
     """The subject that stands for this class of model."""
     names = class_names(model)
-    kind = kind_of(names)
+    kind = kind_of(names, task)
     if kind is None:
         raise Refusal(f"clearhead does not know how to explain a {names[0]}; {what_is_explained()}")
-    return kind(model, processor, readout, called)
+    return kind(model, processor, readout, called, detector)
 
 
 def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
+from clearhead.recording.self_test import expected_calls
 from clearhead.subjects.base import (
     How,
     Readout,
@@ -50,14 +51,32 @@ def layout_of(model: Any) -> Layout:
         )
     if kind == "dinov3_vit":
         return Layout(("[CLS]", *registers), "first + patches")
+    if kind in DUAL:
+        return Layout(("[CLS]",) if DUAL[kind] else (), "patches")
     if kind in ("swin", "swinv2"):
         # Attention stays inside shifted windows whose grid shrinks: no row of it covers the picture.
         return Layout((), None)
     return Layout(("[CLS]", *registers) if first else (), "first" if first else "patches")
 
 
+#: The picture halves of dual encoders, as classifiers: whether a class token stands before the patches. It is not read.
+DUAL = {"clip": True, "metaclip_2": True, "siglip": False}
 #: Models that take pictures of any size as they are, without being asked to interpolate their positions.
 _ANY_SIZE = ("dinov2", "dinov2_with_registers", "dinov3_vit", "swin", "swinv2")
+
+
+def grid_of(pixels: Tensor, channels: int, size: tuple[int, int]) -> tuple[int, int]:
+    """How many patches of this size a picture has, made sure that it is one."""
+    if pixels.dim() != 3:
+        raise InputError(f"pixel_values must be batch × channel × height × width, not batch × {tuple(pixels.shape)}")
+    if len(pixels) != channels or not pixels.is_floating_point():
+        given = f"{len(pixels)} channels of {pixels.dtype}"
+        raise InputError(f"pixel_values must have {channels} channels of real numbers, not {given}")
+    grid = (pixels.shape[1] // size[0], pixels.shape[2] // size[1])
+    if not all(grid):
+        picture, patch = (" × ".join(map(str, part)) for part in (pixels.shape[1:], size))
+        raise InputError(f"a picture of {picture} pixels does not fall into patches of {patch}")
+    return grid
 
 
 class ImageSubject(Subject):
@@ -73,12 +92,13 @@ class ImageSubject(Subject):
         if hasattr(self.processor, "convert_ids_to_tokens"):
             given, name = type(self.processor).__name__, type(self.model).__name__
             raise InputError(f"{name} takes pictures, but came with a tokenizer ({given}): give its image processor")
-        if hasattr(self.model.config, "vision_config") and not hasattr(self.model.config, "patch_size"):
+        if self.sizes is not self.model.config and self.kind not in DUAL:
+            known = ", ".join(DUAL)
             raise Refusal(
-                f"{type(self.model).__name__} is half of a dual encoder, and its sizes are in config.vision_config: "
-                "clearhead does not explain dual encoders yet"
+                f"{type(self.model).__name__} is half of a dual encoder, and how it reads its patches is not known: of "
+                f"these halves clearhead explains those of {known}"
             )
-        size = getattr(self.model.config, "image_size", None)
+        size = getattr(self.sizes, "image_size", None)
         if self.kind.startswith("dinov2") and size is not None and len(set(pair(size))) > 1:
             raise Refusal(
                 f"{type(self.model).__name__} takes the root of its number of patches, so config.image_size={size} "
@@ -89,11 +109,30 @@ class ImageSubject(Subject):
     def kind(self) -> str:
         return str(getattr(self.model.config, "model_type", ""))
 
+    @property
+    def sizes(self) -> Any:
+        """The configuration that says how large pictures and patches are."""
+        config = self.model.config
+        half = hasattr(config, "vision_config") and not hasattr(config, "patch_size")
+        return config.vision_config if half else config
+
+    def streams_of(self, module: str, nth: int) -> tuple[str, str] | None:
+        # SigLIP's pooling head runs in its classifier, too, but the classes do not depend on it.
+        unread = self.kind in DUAL and module.endswith("head.attention")
+        return None if unread else super().streams_of(module, nth)
+
+    def expected_calls(self) -> int | None:
+        return expected_calls(self.sizes)
+
     def default_readout(self) -> Readout | None:
-        return layout_of(self.model).readout
+        return self.layout.readout
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.model)
 
     def example(self) -> Any:
-        shape = (1, self.channels, *pair(getattr(self.model.config, "image_size", 32)))
+        shape = (1, self.channels, *pair(getattr(self.sizes, "image_size", 32)))
         # Not a blank picture: where all patches are alike, any attention gives the same output, and nothing is tested.
         return {"pixel_values": torch.linspace(-3, 3, math.prod(shape)).sin().reshape(shape)}
 
@@ -113,35 +152,28 @@ class ImageSubject(Subject):
 
     def _sample(self, inputs: dict[str, Tensor]) -> Sample:
         pixels = inputs["pixel_values"]
-        if pixels.dim() != 3:
-            raise InputError(
-                f"pixel_values must be batch × channel × height × width, not batch × {tuple(pixels.shape)}"
-            )
-        if len(pixels) != self.channels or not pixels.is_floating_point():
-            given = f"{len(pixels)} channels of {pixels.dtype}"
-            raise InputError(f"pixel_values must have {self.channels} channels of real numbers, not {given}")
+        grid = grid_of(pixels, self.channels, self.patch_size)
         (high, wide), size = self.patch_size, (pixels.shape[1], pixels.shape[2])
-        grid = (size[0] // high, size[1] // wide)
-        if not all(grid) or (self.kind.startswith("swin") and (size[0] % high or size[1] % wide)):
+        if self.kind.startswith("swin") and (size[0] % high or size[1] % wide):
             raise InputError(f"a picture of {size[0]} × {size[1]} pixels does not fall into patches of {high} × {wide}")
         if self._interpolates(size) and not self.accepts("interpolate_pos_encoding") and self.kind not in _ANY_SIZE:
-            expected = " × ".join(map(str, pair(self.model.config.image_size)))
+            expected = " × ".join(map(str, pair(self.sizes.image_size)))
             raise InputError(f"the model takes pictures of {expected} pixels, not {size[0]} × {size[1]}")
         # Pixels beyond the last whole patch are not read by the model, so they are not part of the picture it saw.
         seen = pixels[:, : grid[0] * high, : grid[1] * wide]
-        return Sample.of(inputs, patches(grid, layout_of(self.model).before), picture=as_seen(seen, self.processor))
+        return Sample.of(inputs, patches(grid, self.layout.before), picture=as_seen(seen, self.processor))
 
     def _interpolates(self, size: tuple[int, int]) -> bool:
-        expected = getattr(self.model.config, "image_size", None)
+        expected = getattr(self.sizes, "image_size", None)
         return expected is not None and pair(expected) != size
 
     @property
     def channels(self) -> int:
-        return int(getattr(self.model.config, "num_channels", 3))
+        return int(getattr(self.sizes, "num_channels", 3))
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        size = getattr(self.model.config, "patch_size", None)
+        size = getattr(self.sizes, "patch_size", None)
         if size is None:
             raise Refusal(
                 f"{type(self.model).__name__} has no patches (patch_size in its configuration), so it seems to be a "

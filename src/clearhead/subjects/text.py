@@ -28,7 +28,7 @@ class TextSubject(Subject):
 
     stream = "text"
     leaf = "input_ids"
-    takes = ("text",)
+    takes: ClassVar[tuple[str, ...]] = ("text",)
     processor_class = "AutoTokenizer"
 
     def __post_init__(self) -> None:
