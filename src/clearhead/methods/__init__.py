@@ -4,6 +4,8 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     attcat,
     attention,
     attention_gradcam,
+    attention_gradient,
+    attention_x_gradient,
     cat,
     generic,
     generic_across,

@@ -1,0 +1,33 @@
+"""The gradient of attention: where looking more would raise the target.
+
+    r = w · E_h[∂y/∂A_l]          w: the read-out
+
+The last layer by default; over several layers their mean. A baseline of AttCAT's authors (“Grads”).
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.methods.base import Fold, push, register
+from clearhead.recording.tape import Call
+
+
+@register(
+    "attention-gradient",
+    family="attention",
+    asks=("attention", "attention_gradient"),
+    cost="one forward and one backward",
+    citation="Barkan et al. (2021), CIKM; as a baseline in Qiang et al. (2022), AttCAT, NeurIPS",
+    signed=True,
+    target="any",
+    linear_in_target=True,
+    layers=(-1, None),
+    has=("layers", "heads", "rows"),
+    parts="contributions",
+)
+class AttentionGradient(Fold):
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+        assert call.attention_gradient is not None
+        # Attention that padding is held at can be wished for, too, but padding has no score.
+        kept = self.frame.valid[:, None, None].to(call.attention_gradient.dtype)
+        return push(self.frame.readout, call.attention_gradient) * kept / len(self.frame.layers)
