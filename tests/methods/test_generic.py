@@ -30,6 +30,17 @@ def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
     twins.assert_twins("generic", "dinov2/image", layers=layers, heads=heads, every_row=True)
 
 
+@pytest.mark.parametrize("fusion", ["mean, clamp", "means apart"])
+@pytest.mark.parametrize("subject", ["bert/classify", "beit/image", "modernbert/mask"])
+def test_heads_joined_in_another_order(subject: str, fusion: str) -> None:
+    """Every row, so that the whole matrix is compared; the three orders give three answers."""
+    twins.assert_twins("generic", subject, fusion=fusion, every_row=True)
+    ex, raw = twins.explainer(subject), models.inputs(subject)[0]
+    other = ex.explain(raw, clearhead.Method("generic", fusion=fusion), per="head")
+    assert other.per_head is None and other.per_layer.sum(0) == pytest.approx(other.scores)
+    assert twins.gap(ex.explain(raw).scores, other.scores) > 0.05
+
+
 @pytest.mark.parametrize("target", twins.TARGETS)
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
 def test_targets(subject: str, target: str) -> None:

@@ -5,21 +5,25 @@
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
 lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern; here only `aggregate` counts: without it R is replaced, not added to.
+concern; here only `aggregate` counts (without it R is replaced, not added to), and `fusion`.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, push, register
-from clearhead.recording.tape import Call
+from clearhead.methods.base import Fold, Scores, push, register
+from clearhead.recording.tape import Call, Tape
 
 #: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
 #: NaN, and additions that hold NaN are left out (the authors' DETR) or are not (their LXMERT).
 Guard = Literal["rows", "additions", "none"]
+#: How heads are joined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code
+#: for ViT); means of attention and gradient apart, then product and clamp (InterpretDL).
+Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
 
 
 @register(
@@ -39,14 +43,29 @@ class Generic(Fold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
+    fusion: Fusion = "clamp, mean"
 
     def begin(self) -> None:
         self.rows = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, call.positive)
+        added = push(self.rows, relevance_of(call, self.fusion))
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added
         self.rows = added.sum(1)
         return added if call.layer == self.frame.layers.start else torch.zeros_like(added)
+
+    def finish(self, tape: Tape) -> Scores:
+        found = super().finish(tape)
+        return found if self.fusion == "clamp, mean" else replace(found, per_head=None)  # heads were joined before
+
+
+def relevance_of(call: Call, fusion: Fusion) -> Float[Tensor, "batch head query key"]:
+    """Head by head where each is clamped by itself, else one map for all."""
+    if fusion == "clamp, mean":
+        return call.positive
+    assert call.attention is not None and call.attention_gradient is not None
+    if fusion == "mean, clamp":
+        return (call.attention * call.attention_gradient).mean(1, keepdim=True).clamp_(min=0)
+    return (call.attention.mean(1, keepdim=True) * call.attention_gradient.mean(1, keepdim=True)).clamp_(min=0)

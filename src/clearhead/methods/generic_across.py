@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.methods.base import AcrossFold, Scores, across
-from clearhead.methods.generic import Guard
+from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.recording.tape import Call, Tape
 
 Matrix = Float[Tensor, "batch row column"]
@@ -38,12 +38,13 @@ class GenericAcross(AcrossFold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
+    fusion: Fusion = "clamp, mean"
 
     def begin(self) -> None:
         self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:
-        self.maps.append(Map(call.query_stream, call.key_stream, call.positive.mean(1)))
+        self.maps.append(Map(call.query_stream, call.key_stream, relevance_of(call, self.fusion).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         # R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)

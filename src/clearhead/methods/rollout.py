@@ -60,7 +60,7 @@ class RolloutAcross(AcrossFold):
         self.maps: list[tuple[str, str, Float[Tensor, "batch query key"]]] = []
 
     def visit(self, call: Call) -> None:
-        # The transpose in R_sq reads columns: what is padding, or comes after the word that is explained, looks nowhere.
+        # The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere.
         looking = self.frames[call.query_stream].valid[:, :, None]
         self.maps.append((call.query_stream, call.key_stream, call.mean_attention * looking))
 
