@@ -55,7 +55,7 @@ def changes(before: dict[str, Any], after: dict[str, Any], path: str = "") -> li
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _hooks(table: Any) -> list[tuple[Any, int]]:

@@ -1,0 +1,39 @@
+"""From a heat map to a mask: the pixels that it singles out."""
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+from clearhead.show.pictures import upsampled
+
+
+def mask_of(heat: Float[np.ndarray, "row column"], height: int, width: int) -> Bool[np.ndarray, "{height} {width}"]:
+    """The heat map scaled up bilinearly and to 0 … 255, and cut at Otsu's threshold; nothing of a flat one.
+
+    >>> mask_of(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4).astype(int)
+    array([[0, 0, 1, 1],
+           [0, 0, 0, 0]])
+    """
+    values = np.nan_to_num(upsampled(heat, height, width))
+    low, high = values.min(), values.max()
+    if low == high:
+        return np.zeros((height, width), dtype=bool)
+    levels = ((values - low) / (high - low) * 255).astype(np.uint8)
+    return levels > otsu(levels)
+
+
+def otsu(levels: UInt8[np.ndarray, "..."]) -> int:
+    """The level that parts bright from dark with the largest variance between the two (Otsu, 1979).
+
+    >>> otsu(np.array([10, 12, 200, 210], dtype=np.uint8))
+    12
+    """
+    counts = np.bincount(levels.ravel(), minlength=256).astype(float)
+    below, total = counts.cumsum(), counts.sum()
+    mass = (counts * np.arange(256)).cumsum()
+    spread = np.divide(
+        (mass[-1] * below - total * mass) ** 2,
+        below * (total - below),
+        out=np.zeros(256),
+        where=(below > 0) & (below < total),
+    )
+    return int(spread.argmax())
