@@ -9,11 +9,12 @@ import torch
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
+from clearhead.passes import run
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
+from clearhead.recording.tape import ALONG_UNITS, Tape
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
@@ -190,7 +191,7 @@ class Explainer:
                 given = ", ".join(f"{stream}=" for stream in strange or named)
                 raise InputError(f"{name} takes {wanted}, but was given {given}")
             if len(takes) > 1:
-                return _paired(named)
+                return _paired(named, self.subject.is_one)
             inputs = named[takes[0]]
         if inputs is None:
             raise InputError(f"nothing to explain: give {wanted}")
@@ -297,7 +298,7 @@ class Explainer:
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        passes = [self._pass(samples, part, request, tested) for part in _chunks(steps, samples, tested)]
+        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested)]
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
@@ -309,41 +310,27 @@ class Explainer:
         readings = [Reading(method, plan, tested) for method in request.methods]
         if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)
-        asks: Asks = frozenset().union(*(reading.asks for reading in readings))
-        places = [
-            i
-            for i, place in enumerate(tested.places)
-            if any(reading.wants(place.query_stream, place.key_stream, place.layer) for reading in readings)
-        ]
+        return Pass(plan, readings, run(self.recorder, plan, readings, tested))
 
-        def visit(call: Call) -> None:
-            for reading in readings:
-                reading.visit(call)
-
-        tape = self.recorder.run(
-            plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows
-        )
-        tape = plan.arranged(tape)
-        return Pass(plan, readings, [reading.finish(tape) for reading in readings])
-
-
-def _chunks(
-    steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest
-) -> Iterator[list[list[Target]]]:
-    """The targets of each sample, so many at a time that their gradients fit into memory together."""
-    most = max(len(own) for own in steps)
-    widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
-    cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
-    size = max(1, TOGETHER // max(1, cells * len(samples)))
-    for start in range(0, most, size):
-        stop = min(start + size, most)
-        # samples with fewer targets repeat their last: what is computed for it is not used
-        yield [[own[min(step, len(own) - 1)] for step in range(start, stop)] for own in steps]
+    def _chunks(
+        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest
+    ) -> Iterator[list[list[Target]]]:
+        """The targets of each sample, so many at a time that their gradients fit into memory together."""
+        most = max(len(own) for own in steps)
+        widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
+        cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
+        room = max(1, TOGETHER // max(1, cells * len(samples)))
+        size = min(room, self.subject.together(samples) or most)
+        for start in range(0, most, size):
+            stop = min(start + size, most)
+            # samples with fewer targets repeat their last: what is computed for it is not used
+            yield [[own[min(step, len(own) - 1)] for step in range(start, stop)] for own in steps]
 
 
-def _paired(named: dict[str, Any]) -> tuple[list[Given], bool]:
-    """Lists of one length go together pair by pair; what is no list goes with each."""
-    counts = {stream: len(value) for stream, value in named.items() if isinstance(value, list)}
+def _paired(named: dict[str, Any], is_one: Callable[[list[Any]], bool]) -> tuple[list[Given], bool]:
+    """Lists of one length go together pair by pair; what is no list (or one conversation) goes with each."""
+    lists = {stream: value for stream, value in named.items() if isinstance(value, list)}
+    counts = {stream: len(value) for stream, value in lists.items() if not (value and is_one(value))}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise InputError(f"lists of inputs must be of one length, but are {counts}")
     count = next(iter(counts.values()), 1)

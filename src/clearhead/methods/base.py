@@ -27,6 +27,8 @@ class Declaration:
     citation: str
     signed: bool
     target: Literal["any", "none"]
+    #: What it is handed: one tape, or something else that `passes.py` knows.
+    kind: str = "tape"
     linear_in_target: bool = False
     layers: Layers = (None, None)
     has: frozenset[str] = frozenset()
