@@ -119,7 +119,7 @@ def _open(name: str, revision: str | None, processor: Any, task: str | None = No
     except _PROBLEMS as problem:
         raise InputError(
             f"cannot load the weights of {name!r}: {_first_line(problem)} Only safetensors are opened, since pickled "
-            "weights can run code; convert them with transformers' save_pretrained"
+            "weights can run code; convert them with clearhead convert, or transformers' save_pretrained"
         ) from None
     if report["missing_keys"]:  # transformers fills them in at random
         missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -161,7 +161,9 @@ def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
     if hasattr(model, "model") and hasattr(model, "preprocess"):  # a transformers pipeline
         pipeline = model
         model = pipeline.model
-        parts = [getattr(pipeline, kind, None) for kind in ("tokenizer", "image_processor", "processor")]
+        parts = [
+            getattr(pipeline, kind, None) for kind in ("tokenizer", "image_processor", "feature_extractor", "processor")
+        ]
         processor = processor or next((part for part in parts if part is not None), None)
     if not isinstance(model, nn.Module) or not (isinstance(processor, Reader) or hasattr(model, "config")):
         raise InputError(

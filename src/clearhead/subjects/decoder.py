@@ -1,0 +1,179 @@
+"""Decoders: the next word, a given continuation, or the words that the model generates, one step after another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import InputError, Refusal
+from clearhead.subjects.answers import Answered, Answering, first_units, followed, said_units
+from clearhead.subjects.base import How, Sample, base_model, register_subject
+from clearhead.subjects.text import TextSubject
+from clearhead.subjects.words import Tokens
+from clearhead.units import Axis, Units
+
+#: What lies along the tokens and grows with them.
+_GROWING = ("input_ids", "attention_mask")
+
+
+@register_subject
+class Decoder(Answering, TextSubject):
+    """A prompt and what comes after it are one stream; the row that predicts a word is the one before it.
+
+    `explain("prompt")` explains the next word, `answer="…"` a given continuation (as it stands after the prompt, with
+    the space that it starts with), `target=Generated()` what the model generates. A conversation is a list of
+    {"role", "content"}.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
+    speaking = "text"
+    along: ClassVar[tuple[str, ...]] = (*_GROWING, "token_type_ids", "position_ids", "inputs_embeds")
+    answers_whole = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the words are looked up: a model may be spread over several devices."""
+        return self.embeddings.weight.device
+
+    def expected_calls(self) -> int | None:
+        """The decoder of an encoder–decoder may stand alone."""
+        return getattr(self.model.config, "decoder_layers", None) or super().expected_calls()
+
+    def is_one(self, raws: list[Any]) -> bool:
+        return all(isinstance(message, Mapping) and "role" in message for message in raws)
+
+    def samples(self, raw: Any, how: How) -> list[Sample]:
+        samples = super().samples(raw, how) if isinstance(raw, Mapping) else [self._prompt(raw, how)]
+        return [self._answered(sample, how) for sample in samples if isinstance(sample, Answered)]
+
+    def _prompt(self, raw: Any, how: How) -> Answered:
+        if isinstance(raw, str):
+            text, encoding = raw, {"add_special_tokens": not self._begins(raw)}
+        elif isinstance(raw, list) and raw and self.is_one(raw):
+            text, encoding = self._rendered(raw), {"add_special_tokens": False}
+        else:
+            raise InputError(
+                'expected a prompt, a conversation (a list of {"role": …, "content": …}) or model inputs, but got '
+                f"{type(raw).__name__} ({raw!r:.40})"
+            )
+        tokens = self._open(self.words.read((text,), how, **encoding))
+        inputs = {name: part for name, part in tokens.inputs.items() if name in _GROWING}
+        return self._sample(inputs, tokens.units, tokens.dropped)
+
+    def _begins(self, text: str) -> bool:
+        """Whether a prompt brings its own start token, as a rendered conversation does: it must not be doubled."""
+        start = getattr(self.words.tokenizer, "bos_token", None) or ""
+        return start != "" and text.startswith(start)
+
+    def _rendered(self, messages: list[Any]) -> str:
+        if getattr(self.words.tokenizer, "chat_template", None) is None:
+            raise InputError("the tokenizer has no chat template: give the prompt as one text")
+        last = messages[-1]["role"] == "assistant"
+        how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
+        try:
+            return self.words.ask("apply_chat_template", messages, tokenize=False, **how)
+        except Exception as problem:  # templates raise what they like
+            raise InputError(f"the tokenizer's chat template refuses this conversation: {problem}") from None
+
+    def _open(self, tokens: Tokens) -> Tokens:
+        """Without the end token that some tokenizers append: a prompt is to be continued."""
+        ids, end = tokens.inputs["input_ids"], self.words.token_id("eos")
+        closed = len(ids) > 1 and tokens.units.special[-1] and int(ids[-1]) in (end, self.words.token_id("sep"))
+        if not closed:
+            return tokens
+        inputs = {name: part[:-1] for name, part in tokens.inputs.items()}
+        return Tokens(inputs, first_units(tokens.units, len(ids) - 1), tokens.dropped)
+
+    def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Padding on either side is cut off, so that positions count from the first token."""
+        mask = part.get("attention_mask")
+        if mask is None:
+            return part
+        seen = mask.nonzero().flatten().tolist()
+        if not seen:
+            raise InputError("the attention mask hides every token: there is nothing to explain")
+        if seen != list(range(seen[0], seen[-1] + 1)):
+            raise InputError("the attention mask hides tokens inside the prompt: only padding around it can be hidden")
+        return {
+            name: value[seen[0] : seen[-1] + 1] if value.shape[:1] == mask.shape else value
+            for name, value in part.items()
+        }
+
+    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Answered:
+        if "input_ids" in inputs:
+            marks = [one in self._marks() for one in inputs["input_ids"].tolist()]
+            units = replace(units, special=tuple(a or b for a, b in zip(units.special, marks, strict=True)))
+        return Answered(inputs, {self.stream: Axis.of(units)}, dropped=dropped, first=len(units) - 1)
+
+    def _marks(self) -> set[int | None]:
+        """Special tokens, those of a conversation among them; unknown and masked words are part of a text."""
+        every = set(getattr(self.words.tokenizer, "all_special_ids", ()))
+        return (every | self.words.outside) - {self.words.token_id("unk"), self.words.token_id("mask")}
+
+    def _answered(self, sample: Answered, how: How) -> Answered:
+        sample = replace(sample, most=how.max_new_tokens)
+        if how.answer is None:
+            return sample
+        answer = self.answer_ids(how.answer, lambda text: self._continuation(sample, text))
+        return replace(self.with_answer(sample, answer), given=True)
+
+    def _continuation(self, sample: Answered, answer: str) -> list[int]:
+        """The ids of a text after the prompt: those that prompt and answer have together, where the prompt's stay."""
+        if self.words.tokenizer is None:
+            raise InputError("a text needs the tokenizer: load it together with the model, or give the answer's ids")
+        alone = list(self.words.ask("encode", answer, add_special_tokens=False))
+        if "input_ids" not in sample.inputs or len(sample.units.texts) != 1 or sample.dropped:
+            return alone
+        prompt, whole = sample.inputs["input_ids"].tolist(), sample.units.texts[0] + answer
+        for special in (True, False):
+            together = list(self.words.ask("encode", whole, add_special_tokens=special))
+            if special and together[-1] in (self.words.token_id("eos"), self.words.token_id("sep")):
+                together.pop()
+            if together[: len(prompt)] == prompt and len(together) > len(prompt):
+                return together[len(prompt) :]
+        return alone
+
+    def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
+        if not answer:
+            return sample
+        strange = [name for name in sample.inputs if name not in _GROWING]
+        if strange:
+            raise InputError(f"an answer cannot be put after {', '.join(strange)}: give the prompt as input_ids alone")
+        ids = torch.tensor(answer)
+        if len(sample.units) + len(ids) > self.words.positions:
+            raise InputError(
+                f"prompt and answer have {len(sample.units)} + {len(ids)} tokens, more than the model takes "
+                f"({self.words.positions}): shorten one"
+            )
+        inputs = {"input_ids": torch.cat([sample.inputs["input_ids"], ids.to(sample.inputs["input_ids"])])}
+        units = followed(sample.units, said_units(self.words, answer, [one in self._marks() for one in answer]))
+        return replace(sample, inputs=inputs, axes={self.stream: Axis.of(units)}, answer=tuple(answer))
+
+    def say(self, sample: Answered, count: int) -> Sequence[int]:
+        if "input_ids" not in sample.inputs:
+            raise InputError("words can be generated after input_ids only, not after inputs_embeds")
+        prompt = sample.inputs["input_ids"]
+        room = self.words.positions - len(prompt)
+        if room < 1:
+            raise InputError(f"the prompt fills all {len(prompt)} tokens that the model takes: shorten it")
+        said = self.generate(sample, min(count, room), input_ids=prompt, attention_mask=torch.ones_like(prompt))
+        answer = said[len(prompt) :]
+        return answer[:-1] if answer and answer[-1] in self.ends() else answer
+
+    def check_causal(self) -> None:
+        if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
+            raise Refusal(
+                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them (is "
+                "config.is_decoder = True missing?)"
+            )
+
+    def together(self, samples: Sequence[Sample]) -> int | None:
+        """Some positions are counted by the length of the whole: there each word needs a pass of its own length."""
+        told = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        kinds = [told.get("rope_type"), *(part.get("rope_type") for part in told.values() if isinstance(part, Mapping))]
+        return 1 if {"dynamic", "longrope"} & set(kinds) else super().together(samples)
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return {**super().collate(samples), **self.settings(samples)}

@@ -1,0 +1,412 @@
+"""Decoders: every step of an answer, explained together, is what a pass over the words before it alone would say."""
+
+import inspect
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+
+import clearhead
+from clearhead import Contrast, Generated, InputError, Refusal
+from clearhead.subjects import How
+from tests import models
+from tests.laws import snapshot
+from tests.replicas import (
+    attcat,
+    attention,
+    attention_gradcam,
+    cat,
+    generic,
+    grad_sam,
+    input_x_gradient,
+    rollout,
+    saliency,
+)
+from tests.replicas.passes import Seen, watch
+
+WORDS = models.tokenizer("bytes")
+_IDS = {"vocab_size": len(WORDS), "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+_BODY = {
+    **_IDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "initializer_range": 0.3,
+}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GPT = {**_IDS, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 70, "initializer_range": 0.3}
+#: Class and settings: grouped heads, sliding windows, soft caps, attention sinks, mixtures of experts, biases for
+#: positions.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", _GPT),
+    "llama": ("LlamaForCausalLM", _BODY),
+    "mistral": ("MistralForCausalLM", {**_BODY, "sliding_window": 4}),
+    "qwen2": ("Qwen2ForCausalLM", {**_BODY, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("Qwen3ForCausalLM", _BODY),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**_BODY, "sliding_window": 4, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": ("Gemma3ForCausalLM", {**_BODY, "sliding_window": 4}),
+    "phi": ("PhiForCausalLM", {**_BODY, "num_key_value_heads": 4}),
+    "olmo": ("OlmoForCausalLM", _BODY),
+    "mixtral": ("MixtralForCausalLM", {**_BODY, **_EXPERTS}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_BODY, **_EXPERTS}),
+    "gpt-oss": ("GptOssForCausalLM", {**_BODY, **_EXPERTS, "sliding_window": 4, "rope_parameters": None}),
+    "bloom": ("BloomForCausalLM", {**_IDS, "hidden_size": 32, "n_layer": 3, "n_head": 4, "initializer_range": 0.3}),
+}
+PROMPTS = ["I like the movie", "She hates the book because", "So"]
+ANSWERS = [" and the book", " it is long", " boring!"]
+#: Every method that reads a tape, and its slow twin on one pass.
+TWINS = {
+    "generic": generic,
+    "rollout": rollout,
+    "attention": attention,
+    "attention-gradcam": attention_gradcam,
+    "grad-sam": grad_sam,
+    "cat": cat,
+    "attcat": attcat,
+    "saliency": saliency,
+    "input-x-gradient": input_x_gradient,
+}
+
+
+def twin(method: str, seen: Seen) -> np.ndarray:
+    """The scores as the slow twin has them; the last row is read."""
+    known = {"readout": np.eye(seen.units)[-1], "patch": 0, "before": 0}
+    function = TWINS[method].scores
+    return function(seen, **{key: known[key] for key in inspect.signature(function).parameters if key in known})
+
+
+class Wide(TorchFunctionMode):
+    """Lets a model that computes softmax and norms in float32, whatever its dtype, compute them in float64.
+
+    So that what is left between two ways is the ways' own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32 and func in (torch.nn.functional.softmax, torch.softmax):
+            kwargs["dtype"] = torch.float64
+        if func in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.type):
+            given = (*args[1:], *kwargs.values(), *((torch.float32,) if func is torch.Tensor.float else ()))
+            if args[0].dtype is torch.float64 and torch.float32 in given:
+                return args[0]
+        return func(*args, **kwargs)
+
+
+def made(family: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+    name, settings = FAMILIES[family]
+    cls = getattr(transformers, name)
+    settings = {key: value for key, value in {**settings, **more}.items() if value is not None}
+    torch.manual_seed(7)
+    model = cls(cls.config_class(**settings)).to(dtype).eval()
+    if hasattr(model, "set_experts_implementation"):  # the grouped one knows no float64
+        model.set_experts_implementation("eager")
+    return model
+
+
+@cache
+def explainer(family: str = "gpt2") -> clearhead.Explainer:
+    return clearhead.load(made(family), WORDS)
+
+
+def ids_of(prompt: str, answer: str, ex: clearhead.Explainer | None = None) -> tuple[torch.Tensor, int]:
+    """Prompt and answer as the model reads them, and how many of the tokens are the answer's."""
+    (sample,) = (ex or explainer()).subject.samples(prompt, How(answer=answer))
+    return sample.inputs["input_ids"], len(sample.answer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_together_are_steps_alone(family):
+    """The slow twin makes one growing pass a word; clearhead one pass for a batch of texts of different lengths."""
+    ex = explainer(family)
+    with Wide():
+        results = ex.explain(PROMPTS, list(TWINS), answer=ANSWERS)
+        for i, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
+            ids, count = ids_of(prompt, answer, ex)
+            for step in range(count):
+                length = len(ids) - count + step
+                word = int(ids[length])
+                seen = watch(ex.subject.model, {"input_ids": ids[None, :length]}, lambda o, w=word: o.logits[0, -1, w])
+                for method in TWINS:
+                    e, expected = results[method][i], twin(method, seen)
+                    size = np.abs(e.matrix).max()
+                    assert np.abs(e.matrix[step, :length] - expected).max() <= 1e-9 * size, (method, step)
+                    assert not e.matrix[step, length:].any(), "words that come later have no say"
+                    assert e.target["steps"][step]["index"] == word
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "bloom"])
+def test_batched_is_single_for_every_method(family):
+    ex = explainer(family)
+    methods = [line.name for line in ex.methods() if line.applies]
+    assert set(TWINS) <= set(methods)
+    with Wide():
+        together = ex.explain(PROMPTS[::-1], methods, answer=ANSWERS[::-1])
+        for prompt, answer, place in zip(PROMPTS, ANSWERS, (2, 1, 0), strict=True):
+            for method, e in ex.explain(prompt, methods, answer=answer).items():
+                other = together[method][place]
+                assert other.tokens == e.tokens and other.steps == e.steps
+                assert np.abs(other.matrix - e.matrix).max() <= 1e-9 * max(np.abs(e.matrix).max(), 1e-300), method
+                assert np.allclose(e.scores, e.matrix.sum(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_logits_are_real(family):
+    certificate = explainer(family).explain(PROMPTS[0]).certificate
+    assert certificate["capture_error"] <= 1e-6 and certificate["readout_checked"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_how_many_steps_go_together_does_not_matter(size, monkeypatch):
+    ex = explainer()
+    whole = ex.explain(PROMPTS, ["generic", "attention-gradcam", "random", "position"], answer=ANSWERS)
+    monkeypatch.setattr(type(ex.subject), "together", lambda self, samples: size)
+    parts = ex.explain(PROMPTS, ["generic", "attention-gradcam", "random", "position"], answer=ANSWERS)
+    for method in whole:
+        for one, other in zip(whole[method], parts[method], strict=True):
+            assert np.allclose(one.matrix, other.matrix, rtol=1e-9, atol=1e-12)
+
+
+def test_an_operation_that_cannot_be_batched_gets_one_backward_pass_a_step():
+    class Twice(torch.autograd.Function):  # says nothing about how it is batched
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.from_numpy(2 * g.numpy())
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x):
+            return Twice.apply(x)
+
+    model = made("gpt2")
+    for block in model.transformer.h:
+        block.mlp.dropout = Doubled()
+    ex = clearhead.load(model, WORDS)
+    together = ex.explain(PROMPTS[0], answer=ANSWERS[0])
+    ids, count = ids_of(PROMPTS[0], ANSWERS[0])
+    for step in range(count):
+        alone = ex.explain({"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[len(ids) - count + step]))
+        assert np.allclose(together.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
+
+
+def test_the_next_word_is_explained_by_default():
+    ex = explainer()
+    e = ex.explain(PROMPTS[0])
+    ids = torch.tensor([[0, *WORDS(PROMPTS[0], add_special_tokens=False)["input_ids"]]])
+    logits = ex.subject.model(input_ids=ids).logits[0, -1]
+    assert e.matrix is None and e.tokens[0] == "<s>" and e.tokens[-1] == "ie"  # the end token of the tokenizer is gone
+    assert e.target["index"] == int(logits.argmax()) == e.prediction["index"]
+    assert np.isclose(e.target["value"], float(logits.max().detach()))
+    word = WORDS.convert_ids_to_tokens(7)
+    assert ex.explain(PROMPTS[0], target=word).target["index"] == 7
+    contrast = ex.explain(PROMPTS[0], target=Contrast(7, 9)).target
+    assert np.isclose(contrast["value"], float((logits[7] - logits[9]).detach()))
+
+
+def test_generated_words_are_the_greedy_ones():
+    ex = explainer()
+    e = ex.explain(PROMPTS[0], target=Generated(), max_new_tokens=5)
+    ids = torch.tensor([[0, *WORDS(PROMPTS[0], add_special_tokens=False)["input_ids"]]])
+    said = ex.subject.model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert [step["index"] for step in e.target["steps"]] == said
+    assert e.tokens[ids.shape[1] :] == WORDS.convert_ids_to_tokens(said)
+    assert e.matrix.shape == (5, len(e)) and e.target["name"] == " ".join(e.steps)
+    third = ex.explain(PROMPTS[0], target=Generated(2))
+    assert np.allclose(third.scores, e.matrix[2][: len(third)]) and third.target["place"] == 2
+    assert np.allclose(ex.explain(PROMPTS[0], target=Generated(-1), max_new_tokens=5).scores, e.matrix[4])
+    foil = ex.explain(PROMPTS[0], target=Generated(2, 11, against=12)).target
+    assert foil["name"] == f"{ex.subject.label_name(11)} − {ex.subject.label_name(12)}"
+
+
+def test_the_end_of_an_answer_is_no_word_of_it():
+    model = made("gpt2")
+    ids = torch.tensor([[0, *WORDS(PROMPTS[0], add_special_tokens=False)["input_ids"]]])
+    said = model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :].tolist()
+    model.generation_config.eos_token_id = [said[2], 328]
+    ex = clearhead.load(model, WORDS)
+    assert len(ex.explain(PROMPTS[0], target=Generated()).steps) == said.index(said[2])
+    # what would come after the answer can be asked about all the same
+    after = ex.explain(PROMPTS[0], target=Generated(said.index(said[2])))
+    assert after.target["index"] == said[2]
+    model.generation_config.eos_token_id = said[0]
+    with pytest.raises(InputError, match="ends its answer before the first word"):
+        ex.explain(PROMPTS[0], target=Generated())
+
+
+def test_an_answer_is_a_text_or_ids():
+    ex = explainer()
+    ids, count = ids_of(PROMPTS[0], ANSWERS[0])
+    text = ex.explain(PROMPTS[0], answer=ANSWERS[0])
+    for given in (ids[-count:], tuple(ids[-count:].tolist()), ids[-count:].numpy()):
+        assert np.array_equal(ex.explain(PROMPTS[0], answer=given).matrix, text.matrix)
+    assert text.units.texts == (PROMPTS[0], ANSWERS[0])
+    words = text.words()
+    assert words.tokens == ["<s>", "I", "like", "the", "movie", "and", "the", "book"]
+    assert words.matrix.shape == (count, 8)
+    assert text.step(1).target["index"] == int(ids[-count + 1])
+    one = ex.explain(PROMPTS[0], answer=ANSWERS[0], target=Generated(1, against=5), scale="probability")
+    assert one.matrix is None and one.target["against"] == ex.subject.label_name(5)
+
+
+def test_words_said_in_pieces_of_characters_have_their_places():
+    ex = explainer()
+    said = WORDS("naïve 😀", add_special_tokens=False)["input_ids"]
+    e = ex.explain({"input_ids": torch.tensor([[0, 40, 41]])}, answer=(*said, 300))
+    assert e.units.offsets is None or e.words().matrix.shape[0] == len(said) + 1
+    sample = ex.subject.samples("I like", How(answer=tuple(said)))[0]
+    assert sample.units.texts == ("I like", "naïve 😀")
+
+
+def test_every_row_and_shares_of_layers_reach_over_the_whole_text():
+    ex = explainer()
+    e = ex.explain(PROMPTS[0], "generic", Generated(1), answer=ANSWERS[0], rows="all", per=None)
+    length = len(ex.subject.samples(PROMPTS[0], How(answer=ANSWERS[0]))[0].units)
+    assert e.matrix.shape == (length, length)
+    shares = ex.explain(PROMPTS[0], "generic", Generated(1), answer=ANSWERS[0], per="head")
+    assert shares.per_layer.shape == (3, length) and shares.per_head.shape == (3, 4, length)
+    assert np.allclose(shares.per_head.sum((0, 1)), shares.scores) and np.allclose(e.scores, shares.scores)
+    with pytest.raises(InputError, match="rows='all' is for one target"):
+        ex.explain(PROMPTS[0], answer=ANSWERS[0], rows="all")
+
+
+def test_padding_on_either_side_is_none():
+    ex = explainer()
+    ids, _ = ids_of(PROMPTS[0], ANSWERS[0])
+    plain = ex.explain({"input_ids": ids[None]}, ["generic", "attention-gradcam", "random"])
+    ones, pad = torch.ones(1, len(ids), dtype=torch.long), torch.full((1, 3), 1)
+    none = torch.zeros_like(pad)
+    for parts, mask in (((pad, ids[None]), (none, ones)), ((ids[None], pad), (ones, none))):
+        given = {"input_ids": torch.cat(parts, 1), "attention_mask": torch.cat(mask, 1)}
+        padded = ex.explain(given, ["generic", "attention-gradcam"])
+        for method, e in padded.items():
+            assert e.tokens == plain[method].tokens and np.array_equal(e.scores, plain[method].scores)
+    with pytest.raises(InputError, match="hides tokens inside"):
+        mask = ones.clone()
+        mask[0, 2] = 0
+        ex.explain({"input_ids": ids[None], "attention_mask": mask})
+
+
+def test_a_function_of_the_output_sees_all_of_it():
+    ex = explainer()
+    mine = ex.explain(PROMPTS[0], target=lambda output: output.logits[:, -1, 7])
+    assert np.array_equal(mine.scores, ex.explain(PROMPTS[0], target=7).scores)
+    with pytest.raises(Refusal, match="depends on rows"):
+        clearhead.load(made("gpt2"), WORDS).explain(PROMPTS[0], target=lambda output: output.logits[:, 1, 7])
+
+
+def test_embeddings_can_be_given_for_the_next_word_alone():
+    ex = explainer()
+    ids, _ = ids_of(PROMPTS[0], ANSWERS[0])
+    vectors = ex.subject.embeddings(ids)[None].detach()
+    given = ex.explain({"inputs_embeds": vectors})
+    assert np.allclose(given.scores, ex.explain({"input_ids": ids[None]}).scores, rtol=1e-9)
+    with pytest.raises(InputError, match="input_ids"):
+        ex.explain({"inputs_embeds": vectors}, target=Generated())
+    with pytest.raises(InputError, match="input_ids"):
+        ex.explain({"inputs_embeds": vectors}, answer=(5, 6))
+
+
+def chatty() -> Any:
+    tokenizer = models.tokenizer("bytes")
+    twin = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    twin.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if not loop.last %}</s>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}</s>assistant:{% endif %}"
+    )
+    return twin
+
+
+def test_a_conversation_has_one_start_token():
+    ex = clearhead.load(made("gpt2"), chatty())
+    chat = [{"role": "user", "content": "I like the book"}]
+    e = ex.explain(chat, answer=" so")
+    assert e.tokens[0] == "<s>" and e.tokens.count("<s>") == 1
+    assert e.units.special[0] and e.units.special[e.tokens.index("</s>")]
+    rendered = ex.subject.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert np.array_equal(ex.explain(rendered, answer=" so").scores, e.scores), "a rendered text is not begun twice"
+    both = ex.explain([chat, [*chat, {"role": "assistant", "content": "So"}]])
+    assert len(both) == 2 and both[1].tokens[-2:] == ["S", "o"]
+    with pytest.raises(InputError, match="no chat template"):
+        explainer().explain(chat)
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "said"),
+    [
+        ("", {}, "the text is empty"),
+        (("a", "b"), {}, "expected a prompt"),
+        (3, {}, "expected a prompt"),
+        ("I like", {"answer": ""}, "the answer is empty"),
+        ("I like", {"answer": [[1.5]]}, "answer="),
+        ("I like", {"answer": (1, 9999)}, "9999"),
+        ("I like", {"answer": " it", "target": "it"}, "Generated"),
+        ("I like", {"answer": " it", "target": Generated(9)}, "step 9 does not exist"),
+        ("I like", {"target": clearhead.MaskedWord("it")}, "nothing that GPT2LMHeadModel says"),
+        ("I like", {"target": clearhead.Query(1)}, "nothing that GPT2LMHeadModel says"),
+        ("I like", {"target": "incomprehensible"}, "is not one word"),
+        ("I like", {"target": Generated(), "max_new_tokens": 0}, "max_new_tokens=0"),
+        ("I like", {"answer": tuple(range(3, 90))}, "more than the model takes"),
+        ({"input_ids": torch.zeros(1, 70, dtype=torch.long)}, {"target": Generated()}, "fills all 70 tokens"),
+    ],
+)
+def test_bad_input_gets_one_clear_message(given, how, said):
+    with pytest.raises(InputError, match=said):
+        explainer().explain(given, **how)
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    config = transformers.BertConfig(
+        **{key: value for key, value in _BODY.items() if key not in ("head_dim", "num_key_value_heads")}
+    )
+    with pytest.raises(Refusal, match="no decoder"):
+        clearhead.load(transformers.BertLMHeadModel(config).eval(), WORDS).explain("I like")
+
+
+def test_the_model_is_untouched():
+    model = made("llama").train()
+    model.generation_config.temperature = 0.7
+    before, settings = snapshot.of_model(model), model.generation_config.to_dict()
+    tokenizer_before = snapshot.of_processor(WORDS)
+    ex = clearhead.load(model, WORDS)
+    ex.explain(PROMPTS, ["generic", "saliency"], Generated(), max_new_tokens=3)
+    with pytest.raises(InputError):
+        ex.explain(PROMPTS[0], target=Generated(90))
+    assert not snapshot.changes(before, snapshot.of_model(model))
+    assert not snapshot.changes(tokenizer_before, snapshot.of_processor(WORDS))
+    assert model.generation_config.to_dict() == settings
+
+
+def test_positions_that_depend_on_the_length_are_not_mixed():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    ex = clearhead.load(made("llama", rope_parameters=rope, max_position_embeddings=8), WORDS)
+    ex.subject.words.config.max_position_embeddings = 70
+    assert ex.subject.together(ex.subject.samples(PROMPTS[0], How())) == 1
+    ids, count = torch.arange(5, 17), 4
+    with Wide():
+        e = ex.explain({"input_ids": ids[None, :-count]}, answer=ids[-count:])
+        for step in range(count):
+            alone = ex.explain({"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[step - count]))
+            assert np.allclose(e.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
+
+
+def test_a_tape_of_one_step():
+    ex = explainer()
+    tape = ex.record(PROMPTS[0], "attention", Generated(1), answer=ANSWERS[0])
+    assert len(tape.calls) == 3 and tape.logits.shape == (1, len(WORDS))
+    steps = ex.record(PROMPTS[0], "attention_gradient", answer=ANSWERS[0])
+    count = ids_of(PROMPTS[0], ANSWERS[0])[1]
+    assert steps.calls[0].attention_gradient.shape[0] == count == len(steps.value)
