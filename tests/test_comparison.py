@@ -9,6 +9,7 @@ from scipy.stats import kendalltau
 
 import clearhead
 from clearhead import InputError, Method
+from tests import joint_models
 from tests.models import TEXTS, explainer, inputs
 
 
@@ -52,3 +53,10 @@ def test_what_cannot_be_compared() -> None:
         clearhead.compare(ex, TEXTS, ["cat", "attcat"])
     with pytest.raises(InputError, match="hold several"):
         clearhead.compare(ex, {"input_ids": torch.tensor([[5, 6], [7, 8]])}, ["cat", "attcat"])
+
+
+def test_by_default_the_methods_that_apply() -> None:
+    assert clearhead.compare(explainer("bert/classify"), TEXTS[0]).methods == ["generic", "grad-sam", "attcat"]
+    lxmert = joint_models.explainer("lxmert")
+    found = clearhead.compare(lxmert, text=TEXTS[0], regions=joint_models.regions(3))
+    assert found.methods == ["generic", "rollout", "attention-gradcam"]

@@ -148,9 +148,9 @@ def test_folders_that_do_not_open(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its tokenizer is not"):
         clearhead.load(str(tmp_path / "alone"))
     assert clearhead.load(str(tmp_path / "alone"), tok).explain(TEXTS[0]).tokens
-    model.bert.save_pretrained(tmp_path / "base")
-    with pytest.raises(Refusal, match="is a BertModel"):
-        clearhead.load(str(tmp_path / "base"))
+    transformers.BertForPreTraining(model.config).save_pretrained(tmp_path / "heads")
+    with pytest.raises(Refusal, match="is a BertForPreTraining, which clearhead does not know how to explain"):
+        clearhead.load(str(tmp_path / "heads"))
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="holds adapters"):
@@ -180,8 +180,8 @@ def test_architectures_that_are_refused_by_name() -> None:
     config = transformers.BertConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
     )
-    with pytest.raises(Refusal, match="does not know how to explain a BertForQuestionAnswering"):
-        clearhead.load(transformers.BertForQuestionAnswering(config))
+    with pytest.raises(Refusal, match="does not know how to explain a BertForPreTraining"):
+        clearhead.load(transformers.BertForPreTraining(config))
 
 
 def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,11 +261,10 @@ def test_the_processor_of_another_kind_of_model() -> None:
         clearhead.load(text, processor)
 
 
-@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
-def test_half_of_a_dual_encoder(name: str) -> None:
+def test_half_of_a_dual_encoder() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    vision = {**sizes, "image_size": 16, "patch_size": 4}
-    config = getattr(transformers, f"{name}Config")(vision_config=vision, text_config={**sizes, "vocab_size": 9})
-    with pytest.raises(Refusal, match=r"half of a dual encoder.*vision_config") as said:
-        clearhead.load(getattr(transformers, f"{name}ForImageClassification")(config))
+    vision = {**sizes, "num_patches": 16, "patch_size": 4}
+    config = transformers.Siglip2Config(vision_config=vision, text_config={**sizes, "vocab_size": 9})
+    with pytest.raises(Refusal, match=r"half of a dual encoder.*clip, metaclip_2, siglip") as said:
+        clearhead.load(transformers.Siglip2ForImageClassification(config))
     assert "\n" not in str(said.value)

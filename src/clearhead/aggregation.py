@@ -9,6 +9,8 @@ import numpy as np
 
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
+from clearhead.joint import AnyExplanation
+from clearhead.units import LEVELS
 
 if TYPE_CHECKING:
     import pandas
@@ -38,11 +40,11 @@ class Aggregate:
         return render_aggregate(self)
 
 
-def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "sum") -> Aggregate:
+def aggregate(explanations: Sequence[AnyExplanation], by: By = "word", how: How = "sum") -> Aggregate:
     """Scores summed or averaged over many inputs, special tokens left out.
 
     by="word" adds up every occurrence of a word (case folded), "label" the whole of each explained label,
-    "position" each place in the input.
+    "position" each place in the input (in each stream, where there are several).
     """
     explanations = _as_list(explanations)
     if not explanations:
@@ -67,37 +69,46 @@ def aggregate(explanations: Sequence[Explanation], by: By = "word", how: How = "
     return Aggregate(by, how, tuple(sorted(rows, key=lambda row: (-row[1], row[0]))))
 
 
-def _as_list(explanations: Sequence[Explanation]) -> list[Explanation]:
-    given = [explanations] if isinstance(explanations, Explanation) else list(explanations)
+def _as_list(explanations: Sequence[AnyExplanation]) -> list[AnyExplanation]:
+    given = [explanations] if isinstance(explanations, AnyExplanation) else list(explanations)
     for one in given:
-        if not isinstance(one, Explanation):
+        if not isinstance(one, AnyExplanation):
             raise InputError(f"expected a list of explanations, but it holds a {type(one).__name__}")
     return given
 
 
-def _by_word(explanation: Explanation) -> list[tuple[str, float]]:
-    words = explanation.words()
-    return [(words.units.names[i].casefold(), float(words.scores[i])) for i in words.units.drop_special()]
+def _by_word(explanation: AnyExplanation) -> list[tuple[str, float]]:
+    texts = [part for part in explanation.parts.values() if part.units.kind in LEVELS]
+    words = [part.words() for part in texts or explanation.parts.values()]  # where no part is a text, that is refused
+    return [(part.units.names[i].casefold(), score) for part in words for i, score in _scores(part)]
 
 
-def _by_label(explanation: Explanation) -> list[tuple[str, float]]:
+def _by_label(explanation: AnyExplanation) -> list[tuple[str, float]]:
+    scores = [score for part in explanation.parts.values() for _, score in _scores(part)]
+    return [(str(explanation.target.get("name")), float(np.nansum(scores)))]
+
+
+def _by_position(explanation: AnyExplanation) -> list[tuple[str, float]]:
+    several = len(explanation.parts) > 1
     return [
-        (str(explanation.target.get("name")), float(np.nansum(explanation.scores[explanation.units.drop_special()])))
+        (f"{stream} {place}" if several else str(place), score)
+        for stream, part in explanation.parts.items()
+        for place, score in _scores(part)
     ]
 
 
-def _by_position(explanation: Explanation) -> list[tuple[str, float]]:
-    return [(str(place), float(explanation.scores[place])) for place in explanation.units.drop_special()]
+def _scores(part: Explanation) -> list[tuple[int, float]]:
+    return [(int(place), float(part.scores[place])) for place in part.units.drop_special()]
 
 
-_KEYS: dict[str, Callable[[Explanation], list[tuple[str, float]]]] = {
+_KEYS: dict[str, Callable[[AnyExplanation], list[tuple[str, float]]]] = {
     "word": _by_word,
     "label": _by_label,
     "position": _by_position,
 }
 
 
-def to_frame(explanations: Sequence[Explanation]) -> "pandas.DataFrame":
+def to_frame(explanations: Sequence[AnyExplanation]) -> "pandas.DataFrame":
     """One row per unit of every explanation, as a pandas data frame (pandas is not a dependency: install it)."""
     try:
         import pandas
@@ -106,16 +117,18 @@ def to_frame(explanations: Sequence[Explanation]) -> "pandas.DataFrame":
     rows = [
         {
             "input": number,
+            "stream": stream,
             "unit": place,
             "name": name,
-            "special": explanation.units.special[place],
-            "score": float(explanation.scores[place]),
+            "special": part.units.special[place],
+            "score": float(part.scores[place]),
             "method": explanation.method,
             "target": explanation.target.get("name"),
             "predicted": explanation.prediction.get("label"),
             "probability": explanation.prediction.get("probability"),
         }
         for number, explanation in enumerate(_as_list(explanations))
-        for place, name in enumerate(explanation.units.names)
+        for stream, part in explanation.parts.items()
+        for place, name in enumerate(part.units.names)
     ]
     return pandas.DataFrame(rows)

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from clearhead.errors import InputError, unknown
 
+SOUNDS = (".wav",)
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TABLES = {".csv": ",", ".tsv": "\t"}
 LINES = (".jsonl", ".ndjson")
@@ -25,13 +27,20 @@ csv.field_size_limit(2**31 - 1)  # a long text is a long cell
 
 @dataclass(frozen=True)
 class Given:
-    """One input as it was named: a text (perhaps the name of a picture), a file with one, a picture file, or data."""
+    """One input as it was named: a text (perhaps a picture's name), a file with one, a picture, a sound, or data."""
 
-    kind: Literal["text", "text file", "picture", "named picture", "data"]
+    kind: Literal["text", "text file", "picture", "named picture", "sound", "data"]
     words: str
+
+    @property
+    def stream(self) -> str:
+        return {"picture": "image", "named picture": "image", "sound": "audio"}.get(self.kind, "text")
 
     def text(self) -> str:
         return read_text(Path(self.words)) if self.kind == "text file" else self.words
+
+    def sound(self) -> Any:
+        return read_sound(Path(self.words))
 
     def picture(self) -> Any:
         if self.kind == "picture":
@@ -43,23 +52,21 @@ class Given:
         return getattr(skimage.data, self.words)()
 
 
-def recognise(words: str, as_text: bool = False) -> Given:
+def recognise(words: str) -> Given:
     """What an input is. Files that exist and names that end like files are files; everything else is a text.
-
-    as_text: the words themselves are meant, whatever file has that name
 
     >>> recognise("I like the movie").kind, recognise("chelsea").kind
     ('text', 'named picture')
     """
     suffix = Path(words).suffix.lower()
-    known = (*PICTURES, *TABLES, *LINES, TEXT)
-    if as_text:
-        return Given("text", words)
+    known = (*PICTURES, *SOUNDS, *TABLES, *LINES, TEXT)
     if os.path.isdir(words):
         return Given("data", words)
     if os.path.isfile(words):
         if suffix in PICTURES:
             return Given("picture", words)
+        if suffix in SOUNDS:
+            return Given("sound", words)
         if suffix in TABLES or suffix in LINES:
             return Given("data", words)
         if suffix == ".safetensors":
@@ -71,13 +78,44 @@ def recognise(words: str, as_text: bool = False) -> Given:
         if suffix:
             raise InputError(
                 f"{words!r} is a file that explain cannot read: it reads {', '.join(known)} and folders. "
-                "If you mean the words themselves, add --text"
+                f"If you mean the words themselves, say --text {words!r}"
             )
         return Given("text", words)
     like_a_path = os.sep in words or len(words.split()) == 1
     if suffix in known and like_a_path:
-        raise InputError(f"there is no file {words!r}. If you mean the words themselves, add --text")
+        raise InputError(f"there is no file {words!r}. If you mean the words themselves, say --text {words!r}")
     return Given("named picture" if words in NAMED_PICTURES else "text", words)
+
+
+def as_picture(words: str) -> Given:
+    """What was said to be a picture: a file, or one by name."""
+    if words in NAMED_PICTURES and not os.path.exists(words):
+        return Given("named picture", words)
+    if not os.path.isfile(words):
+        raise InputError(f"there is no picture {words!r}: give a file, or one of {', '.join(NAMED_PICTURES)}")
+    return Given("picture", words)
+
+
+def as_sound(words: str) -> Given:
+    if not os.path.isfile(words):
+        raise InputError(f"there is no sound {words!r}: give a file that ends in {', '.join(SOUNDS)}")
+    return Given("sound", words)
+
+
+def read_sound(path: Path) -> tuple[Any, int]:
+    """The waveform of a sound, its channels mixed into one, and its rate."""
+    import numpy as np
+    from scipy.io import wavfile
+
+    try:
+        rate, wave = wavfile.read(path)
+    except (ValueError, EOFError, struct.error) as problem:
+        raise InputError(f"{str(path)!r} is not a sound that can be read ({problem}): save it as a WAV file") from None
+    if wave.dtype == np.uint8:  # bytes are counted from silence at 128
+        wave = (wave.astype(np.float32) - 128) / 128
+    elif wave.dtype.kind == "i":
+        wave = wave.astype(np.float32) / -float(np.iinfo(wave.dtype).min)
+    return (wave if wave.ndim == 1 else wave.mean(axis=1)), int(rate)
 
 
 @dataclass(frozen=True)
@@ -98,19 +136,21 @@ class Dataset:
     columns: tuple[str, ...]
     count: int
     digest: str
+    #: Whether the last column holds pictures beside the texts.
+    with_pictures: bool = False
 
     @property
     def stream(self) -> str:
         return "image" if self.kind == "pictures" else "text"
 
-    def rows(self, stream: str) -> Iterator[Row]:
-        """All rows in order; for a model of pictures the cells of a table are paths, seen from the table's folder."""
+    def rows(self, *takes: str) -> Iterator[Row]:
+        """All rows in order, for a model that takes these; pictures in a table are paths, seen from its folder."""
         if self.kind in ("texts", "pictures"):
             for file in _files(self.path, (TEXT,) if self.kind == "texts" else PICTURES):
                 yield self._row(file.relative_to(self.path).as_posix(), file)
             return
         for number, cells in enumerate(_cells(self.path), 1):
-            yield self._of_cells(f"{number:06d}", cells, stream)
+            yield self._of_cells(f"{number:06d}", cells, takes)
 
     def _row(self, name: str, file: Path) -> Row:
         if self.kind == "pictures":
@@ -120,33 +160,41 @@ class Dataset:
         except (InputError, OSError) as problem:
             return Row(name, problem=str(problem))
 
-    def _of_cells(self, number: str, cells: Any, stream: str) -> Row:
+    def _of_cells(self, number: str, cells: Any, takes: tuple[str, ...]) -> Row:
         if not isinstance(cells, dict):
             return Row(number, problem=f"the line is not a JSON object but {str(cells)[:60]!r}")
         values = [cells.get(column) for column in self.columns]
         for column, value in zip(self.columns, values, strict=True):
             if not isinstance(value, str):
                 return Row(number, problem=f"column {column!r} holds no text but {value!r}")
-        if stream == "image":
+        if takes == ("image",):
             return Row(number, self.path.parent / str(values[0]))
-        return _checked(number, tuple(str(value) for value in values))
+        if not self.with_pictures:
+            return _checked(number, tuple(str(value) for value in values))
+        from clearhead.subjects.base import Given as Streams
+
+        row = _checked(number, tuple(str(value) for value in values[:-1]))
+        both = Streams(text=row.raw, image=self.path.parent / str(values[-1]))
+        return row if row.problem else Row(number, both)
 
 
-def open_dataset(path: str | Path, column: str | None = None, pair_column: str | None = None) -> Dataset:
+def open_dataset(
+    path: str | Path, column: str | None = None, pair_column: str | None = None, image_column: str | None = None
+) -> Dataset:
     """Look a table or a folder over once: its columns, how many rows, what exactly it holds."""
     path = Path(path)
     if path.is_dir():
-        if column or pair_column:
+        if column or pair_column or image_column:
             raise InputError(f"{str(path)!r} is a folder, which has no columns: leave out --column")
         return _folder(path)
     with _readable(path):
         first = next(_cells(path), None)
         if first is None:
             raise InputError(f"{str(path)!r} is empty: there is no row to explain")
-        columns = _columns(path, first, column, pair_column)
+        columns = _columns(path, first, column, pair_column, image_column)
         count = sum(1 for _ in _cells(path))
     kind: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLES else "lines"
-    return Dataset(path, kind, columns, count, _digest([path], path.parent))
+    return Dataset(path, kind, columns, count, _digest([path], path.parent), image_column is not None)
 
 
 def read_text(path: Path) -> str:
@@ -160,7 +208,7 @@ def _folder(path: Path) -> Dataset:
         held = f"{len(texts)} texts and {len(pictures)} pictures" if texts else "no texts (.txt) and no pictures"
         raise InputError(
             f"the folder {str(path)!r} holds {held}: give one that holds one kind. "
-            "If you mean the word itself, add --text"
+            f"If you mean the word itself, say --text {str(path)!r}"
         )
     files = texts or pictures
     return Dataset(path, "texts" if texts else "pictures", (), len(files), _digest(files, path))
@@ -172,11 +220,11 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(seen, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def _columns(path: Path, first: Any, column: str | None, pair_column: str | None) -> tuple[str, ...]:
+def _columns(path: Path, first: Any, column: str | None, *others: str | None) -> tuple[str, ...]:
     there = list(first) if isinstance(first, dict) else []
     if column is None:
         column = "text" if "text" in there or len(there) != 1 else there[0]
-    wanted = (column,) if pair_column is None else (column, pair_column)
+    wanted = (column, *(other for other in others if other is not None))
     for name in wanted:
         if name not in there:
             problem = unknown("column", name, there)

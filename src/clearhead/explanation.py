@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from clearhead.errors import InputError, unknown
 from clearhead.files import whole
-from clearhead.units import Units
+from clearhead.units import Units, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,13 +74,20 @@ class Explanation:
     def streams(self) -> tuple[str, ...]:
         return (self.stream,)
 
+    @property
+    def parts(self) -> "dict[str, Explanation]":
+        """By stream: itself alone, where a result of several streams has several."""
+        return {self.stream: self}
+
     def step(self, which: int) -> "Explanation":
         """The explanation of one of several steps alone."""
         if self.steps is None or self.matrix is None:
             raise InputError("this explanation has one target, and no steps")
         if not -len(self.steps) <= which < len(self.steps):
             raise InputError(f"step {which} does not exist: there are {len(self.steps)}, counted from 0")
-        return replace(self, scores=self.matrix[which], matrix=None, steps=None, target=self.target["steps"][which])
+        described = self.target.get("steps")  # a difference of two explanations has none
+        target = described[which] if described else {**self.target, "name": self.steps[which], "value": None}
+        return replace(self, scores=self.matrix[which], matrix=None, steps=None, target=target)
 
     def __getitem__(self, stream: str) -> "Explanation":
         if stream != self.stream:
@@ -123,8 +130,15 @@ class Explanation:
     def heat_map(self) -> Float[np.ndarray, "row column"]:
         """The scores of a picture's patches, laid out as they lie in it."""
         if self.units.grid is None:
-            raise InputError("a text has no grid of patches")
+            raise InputError(f"{plural(self.units.kind)} lie on no grid, so they make no heat map")
         return self.scores[self.units.drop_special()].reshape(self.units.grid)
+
+    def mask(self) -> Bool[np.ndarray, "height width"]:
+        """The pixels that the scores single out: the heat map scaled up to the picture, cut at Otsu's threshold."""
+        from clearhead.masks import mask_of
+
+        heat = self.heat_map()
+        return mask_of(heat, *(heat.shape if self.picture is None else self.picture.shape[:2]))
 
     def __sub__(self, other: "Explanation") -> "Explanation":
         """The difference of two explanations of one input.
@@ -223,9 +237,12 @@ class Explanation:
         return Path(path)
 
     def plot(
-        self, kind: Literal["bars", "table", "text", "layers", "overlay", "heads"] | None = None, **options: Any
+        self,
+        kind: Literal["bars", "table", "text", "layers", "overlay", "heads", "matrix", "steps", "regions", "frames"]
+        | None = None,
+        **options: Any,
     ) -> "Figure":
-        """A matplotlib figure."""
+        """A matplotlib figure; without a kind, what says most about these units."""
         from clearhead.show.figures import plot
 
         return plot(self, kind, **options)
@@ -252,7 +269,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         top = ", ".join(f"{name} {score:.3g}" for name, score in self.top(3))
-        kinds = "patches" if self.units.kind == "patch" else f"{self.units.kind}s"
+        kinds = plural(self.units.kind)
         return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {kinds}; top: {top})"
 
 
@@ -284,8 +301,12 @@ def load(path: str | Path) -> Any:
         raise InputError(f"{str(path)!r} is not an explanation that clearhead saved ({problem})") from None
 
 
-def from_dict(data: Mapping[str, Any]) -> Explanation:
-    """The explanation whose `to_dict()` this is; null among its numbers is NaN."""
+def from_dict(data: Mapping[str, Any]) -> Any:
+    """The explanation whose `to_dict()` this is, of one stream or several; null among its numbers is NaN."""
+    if isinstance(data, Mapping) and data.get("schema") == "clearhead/joint-explanation":
+        from clearhead.joint import joint_of
+
+        return joint_of(data, lambda stream: from_dict(data["parts"][stream]))
     found = {name: data.get(name) for name in ("scores", *_ARRAYS)} if isinstance(data, Mapping) else {}
     try:
         arrays = {name: np.asarray(part, dtype=float) for name, part in found.items() if part is not None}
@@ -340,6 +361,14 @@ def _problems(made: Explanation) -> Iterator[str]:
     for name in ("target", "prediction", "certificate", "provenance"):
         if not isinstance(getattr(made, name), Mapping):
             yield f"its {name} is {getattr(made, name)!r:.40}"
+    described = made.target.get("steps", [])
+    fit = isinstance(described, list) and len(described) in (0, len(made.steps or ()))
+    if not fit or not all(isinstance(step, Mapping) for step in described):
+        yield f"its target has the steps {described!r:.40}"
+        described = []
+    for step in (made.target, *described):
+        if step.get("box") is not None and not _are((int, float), _frozen(step["box"]), 4):
+            yield f"{step['box']!r:.40} stands where a box should"
     rows = made.prediction.get("top", [])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "label" in row for row in rows):
         yield f"its prediction lists {rows!r:.40}"
@@ -347,6 +376,7 @@ def _problems(made: Explanation) -> Iterator[str]:
     figures = [made.base_value, made.target.get("value"), made.prediction.get("value")]
     figures += [made.certificate.get(name) for name in ("capture_error", "truncated_tokens")]
     figures += [row.get(name) for row in rows for name in ("probability", "logit")]
+    figures += [step.get(name) for step in described for name in ("value", "probability")]
     for figure in figures:
         if figure is not None and not isinstance(figure, int | float):
             yield f"{figure!r:.40} stands where a number should"

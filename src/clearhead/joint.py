@@ -1,15 +1,20 @@
 """The explanation of an input of several streams: a picture and a text, a source and what was said so far."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation, from_parts
 from clearhead.files import whole
+from clearhead.units import LEVELS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "clearhead/joint-explanation"
 VERSION = 1
@@ -66,8 +71,17 @@ class JointExplanation:
         return self._any.provenance
 
     @property
+    def base_value(self) -> float | None:
+        return self._any.base_value
+
+    @property
     def steps(self) -> tuple[str, ...] | None:
         return self._any.steps
+
+    @property
+    def picture(self) -> UInt8[np.ndarray, "height width 3"] | None:
+        """The picture among the streams, if there is one."""
+        return next((part.picture for part in self if part.picture is not None), None)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("scores", "units", "tokens", "matrix", "stream", "heat_map", "per_layer", "per_head"):
@@ -78,7 +92,13 @@ class JointExplanation:
     def words(self) -> "JointExplanation":
         """Word pieces merged into words; what is no text stays as it is."""
         return JointExplanation(
-            {stream: part.words() if part.units.kind == "token" else part for stream, part in self.parts.items()}
+            {stream: part.words() if _is_text(part) else part for stream, part in self.parts.items()}
+        )
+
+    def sentences(self) -> "JointExplanation":
+        """Units of texts merged into sentences; what is no text stays as it is."""
+        return JointExplanation(
+            {stream: part.sentences() if _is_text(part) else part for stream, part in self.parts.items()}
         )
 
     def step(self, which: int) -> "JointExplanation":
@@ -115,6 +135,12 @@ class JointExplanation:
             partial.write_bytes(content)
         return Path(path)
 
+    def plot(self, kind: str | None = None, **options: Any) -> "Figure":
+        """A matplotlib figure, the streams side by side; a kind is drawn for the streams that have it."""
+        from clearhead.show.figures import plot
+
+        return plot(self, kind, **options)
+
     def html(self, path: str | Path | None = None) -> str:
         """One self-contained HTML page, written to `path` if given."""
         from clearhead.show.html import page
@@ -145,15 +171,31 @@ class JointExplanation:
 AnyExplanation = Explanation | JointExplanation
 
 
+def _is_text(part: Explanation) -> bool:
+    return part.units.kind in LEVELS and part.units.boxes is None
+
+
 def joint_from(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> JointExplanation:
     """A joint explanation from its JSON form and its arrays."""
-    if about.get("version") != VERSION or not isinstance(about.get("parts"), Mapping):
-        raise InputError("this is not an explanation that this clearhead can read")
-    return JointExplanation(
-        {
-            stream: from_parts(
-                part, {name.split("/", 1)[1]: a for name, a in arrays.items() if name.startswith(f"{stream}/")}
-            )
-            for stream, part in about["parts"].items()
-        }
-    )
+
+    def opened(stream: str) -> Explanation:
+        own = {name.removeprefix(f"{stream}/"): part for name, part in arrays.items() if name.startswith(f"{stream}/")}
+        return from_parts(about["parts"][stream], own)
+
+    return joint_of(about, opened)
+
+
+def joint_of(about: Mapping[str, Any], opened: Callable[[str], Explanation]) -> JointExplanation:
+    """A joint explanation of which `opened` gives the part of each stream: the border where its form is checked."""
+    version, parts = about.get("version"), about.get("parts")
+    if not isinstance(version, int) or not isinstance(parts, Mapping) or not parts:
+        raise InputError("this is not an explanation that clearhead wrote")
+    if version > VERSION:
+        raise InputError(f"written by a newer clearhead (form {version}, this one reads up to {VERSION})")
+    made = JointExplanation({str(stream): opened(stream) for stream in parts})
+    for stream, part in made.parts.items():
+        if part.stream != stream:
+            raise InputError(f"this explanation is damaged: the part {stream!r} has the units of {part.stream!r}")
+        if part.steps != made.steps:
+            raise InputError("this explanation is damaged: its parts do not have the same steps")
+    return made

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.datasets import Dataset, Row
 from clearhead.errors import ClearheadError, InputError
-from clearhead.explanation import Explanation
 from clearhead.explanation import load as open_explanation
 from clearhead.files import PARTIAL, whole
+from clearhead.joint import AnyExplanation
+from clearhead.units import LEVELS
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -81,7 +82,7 @@ class Run:
         return self.report
 
     def _all_rows(self, advance: Callable[[int], None]) -> None:
-        rows = self.data.rows(self.ex.subject.stream)
+        rows = self.data.rows(*self.ex.subject.takes)
         written = time.monotonic()
         while batch := list(islice(rows, self.batch_size)):
             for row in batch:
@@ -114,7 +115,7 @@ class Run:
                     listed = self.listed.pop(file, None)
                     self.lines[file] = listed or _line(row.id, file, open_explanation(self.out / file))
 
-    def _explained(self, rows: list[Row]) -> dict[str, list[Explanation]]:
+    def _explained(self, rows: list[Row]) -> dict[str, list[AnyExplanation]]:
         """All rows of a batch together or, if one of them cannot be explained, each by itself."""
         try:
             return dict(zip([row.id for row in rows], self._explain([row.raw for row in rows]), strict=True))
@@ -131,7 +132,7 @@ class Run:
                 self.errors[row.id] = f"unexpected {type(problem).__name__}: {problem}"
         return results
 
-    def _explain(self, raws: list[Any]) -> list[list[Explanation]]:
+    def _explain(self, raws: list[Any]) -> list[list[AnyExplanation]]:
         options = {**self.options, "batch_size": self.batch_size}
         by_method = self.ex.explain(raws, method=list(self.methods), **options)
         if len(by_method) != len(self.methods):
@@ -239,9 +240,10 @@ def _compare(path: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _line(row: str, file: str, explanation: Explanation) -> list[str]:
+def _line(row: str, file: str, explanation: AnyExplanation) -> list[str]:
     probability = explanation.prediction.get("probability")
-    words = explanation if explanation.units.boxes is not None else explanation.words()
+    texts = any(part.units.kind in LEVELS for part in explanation.parts.values())
+    words = explanation.words() if texts else explanation
     return [
         row,
         explanation.method,

@@ -120,7 +120,7 @@ def test_a_text_file_is_read_and_text_takes_its_name_literally(
     file.write_text(TEXT, encoding="utf-8")
     assert clearhead("explain", file, "-m", bert, "--json").json["units"]["texts"] == [TEXT]
     for name in ("lost.txt", str(file)):
-        assert clearhead("explain", name, "--text", "-m", bert, "--json").json["units"]["texts"] == [name]
+        assert clearhead("explain", "--text", name, "-m", bert, "--json").json["units"]["texts"] == [name]
 
 
 def test_compare(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Pages in a real browser: nothing hostile runs, nothing is fetched, and what is ours works."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from clearhead import Explanation
-from clearhead.show import html
+from clearhead.show import html, wording
+from clearhead.show.layout import name
 from tests.show.conftest import NASTY
+from tests.show.streams import every
 from tests.show.test_html import Page
+from tests.show.test_streams import stepped
 
 pytestmark = pytest.mark.browser
 
@@ -65,7 +69,7 @@ def test_this_test_would_notice(browser: Browser) -> None:
 def test_nothing_hostile_runs_and_nothing_is_fetched(browser: Browser, nasty: Explanation) -> None:
     from dataclasses import replace
 
-    hostile = replace(nasty, method=OWNED, prediction={"label": OWNED, "value": 1.0})
+    hostile = replace(stepped(nasty), method=OWNED, prediction={"label": OWNED, "value": 1.0})
     # The fragment has no content policy to save it: there escaping alone must hold.
     framed = f"<!doctype html><title>safe</title><body>{html.fragment(hostile)}"
     for page, title in ((html.page([hostile], title="safe"), "safe"), (framed, "safe")):
@@ -94,3 +98,40 @@ def test_the_slider_moves_the_heat_map(browser: Browser, image: dict[str, Explan
     </script>"""
     document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(image['generic'])}{move}")
     assert "<title>0.25</title>" in document
+
+
+def test_a_step_that_is_chosen_is_shown_alone(browser: Browser) -> None:
+    both = every()["source and prefix"]
+    choose = """<script>
+      const card = document.querySelector(".ch-card"), chips = card.querySelectorAll(".ch-chip");
+      const look = () => [...card.querySelectorAll(".ch-stream .ch-u")].map((unit) => unit.title);
+      const before = look();
+      chips[1].click();
+      const chosen = look(), shown = getComputedStyle(card.querySelector(".ch-of-step")).display;
+      chips[1].click();
+      const after = look(), hidden = getComputedStyle(card.querySelector(".ch-of-step")).display;
+      document.title = JSON.stringify({chosen, shown, hidden, back: String(before) === String(after)});
+    </script>"""
+    document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(both)}{choose}")
+    found = json.loads(Page(document).inside("title")[0])
+    wanted = [
+        f"{wording.row_names(part)[1]} ← {unit}: {wording.number(float(part.matrix[1, i]), 3)}"
+        for part in both.parts.values()
+        if part.matrix is not None
+        for i, unit in enumerate(map(name, part.tokens))
+    ]
+    assert found == {"chosen": wanted, "shown": "inline", "hidden": "none", "back": True}
+
+
+def test_a_step_over_a_picture_takes_the_place_of_the_heat_map(browser: Browser) -> None:
+    point = """<script>
+      const heat = document.querySelector(".ch-views .ch-heat"), maps = document.querySelectorAll("figure[data-step]");
+      const whole = heat.src, own = maps[2].querySelector("img").src;
+      maps[2].dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+      const boxes = [...document.querySelectorAll(".ch-views .ch-box")].map((box) => getComputedStyle(box).display);
+      const pointed = heat.src === own;
+      maps[2].dispatchEvent(new PointerEvent("pointerout", {bubbles: true}));
+      document.title = JSON.stringify([pointed, heat.src === whole, boxes.filter((shown) => shown !== "none").length]);
+    </script>"""
+    document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(every()['objects'])}{point}")
+    assert json.loads(Page(document).inside("title")[0]) == [True, True, 1]

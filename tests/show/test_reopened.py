@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from clearhead import Explanation
+from clearhead.joint import AnyExplanation
+from tests.show import streams
 from tests.show.conftest import CHANGES
 from tests.show.test_terminal import printed
 
@@ -31,10 +33,11 @@ def kept(
     image: dict[str, Explanation],
     pair: Explanation,
     cut: Explanation,
-) -> dict[Path, Explanation]:
+) -> dict[Path, AnyExplanation]:
     folder = tmp_path_factory.mktemp("kept")
     holed = CHANGES["some without a score"](text["attcat"])
-    every = [*text.values(), *image.values(), pair, cut, holed, text["generic"].words()]
+    every: list[AnyExplanation] = [*text.values(), *image.values(), pair, cut, holed, text["generic"].words()]
+    every += [*streams.every().values(), streams.every()["text and picture"].words()]
     files = {explanation.save(folder / f"{i}.safetensors"): explanation for i, explanation in enumerate(every)}
     here = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": here, "PYTHONHASHSEED": "7"}
@@ -42,17 +45,17 @@ def kept(
     return files
 
 
-def test_the_same_page(kept: dict[Path, Explanation]) -> None:
+def test_the_same_page(kept: dict[Path, AnyExplanation]) -> None:
     for file, explanation in kept.items():
         assert file.with_suffix(".html").read_bytes() == explanation.html().encode()
 
 
-def test_the_same_terminal(kept: dict[Path, Explanation]) -> None:
+def test_the_same_terminal(kept: dict[Path, AnyExplanation]) -> None:
     for file, explanation in kept.items():
         assert file.with_suffix(".txt").read_text(encoding="utf-8") == printed(explanation)
 
 
-def test_the_same_figure(kept: dict[Path, Explanation]) -> None:
+def test_the_same_figure(kept: dict[Path, AnyExplanation]) -> None:
     for file, explanation in kept.items():
         again = file.with_suffix(".again.png")
         explanation.plot().savefig(again)

@@ -1,26 +1,22 @@
 """The command line: one verb a line of the README, the words of the API, nothing but the public API behind it."""
 
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import clearhead
+from clearhead.cli import convert as converting
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import process as process
-from clearhead.datasets import Dataset, Given, open_dataset, recognise
+from clearhead.cli.inputs import check_data, data_among, load, opened
+from clearhead.datasets import Dataset, recognise
 from clearhead.errors import InputError
-
-if TYPE_CHECKING:
-    from clearhead.explainer import Explainer
-
-DEFAULT_MODELS = {"text": "zoo:sentiment", "image": "zoo:pets"}
 
 app = typer.Typer(
     name="clearhead",
@@ -66,31 +62,21 @@ def examples(*commands: str) -> str:
         'clearhead explain "You look extremely confused"',
         'clearhead explain "I like the movie" --method generic,grad-sam --target NEGATIVE --html why.html',
         "clearhead explain chelsea --model zoo:pets --against Bengal",
+        'clearhead explain --model zoo:pets-clip --text "a photo of a beagle" --image dog.jpg --html why.html',
+        "clearhead explain phone --model zoo:spell",
+        "clearhead explain --model zoo:shapes-vqa --example 3",
         "clearhead explain reviews.csv --column text --out results",
     ),
 )
+@opt.in_groups
 def explain(
-    inputs: opt.Inputs,
+    read: opt.Read,
+    asked: opt.Asked,
+    loading: opt.Loading,
+    inputs: opt.Inputs = None,
     method: opt.Methods = None,
-    target: opt.Target = None,
-    against: opt.Against = None,
-    scale: opt.Scale = "logit",
-    layers: opt.Layers = None,
-    heads: opt.Heads = None,
     rows: opt.Rows = None,
     per: opt.Per = None,
-    mask: opt.Mask = None,
-    pair: opt.Pair = None,
-    as_text: opt.AsText = False,
-    max_length: opt.MaxLength = None,
-    no_truncation: opt.NoTruncation = False,
-    truncation_side: opt.TruncationSide = None,
-    model: opt.Model = None,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    revision: opt.Revision = None,
-    readout: opt.Readout = None,
-    seed: opt.Seed = 0,
     batch_size: opt.BatchSize = 8,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
@@ -99,6 +85,7 @@ def explain(
     as_json: opt.Json = False,
     column: opt.Column = None,
     pair_column: opt.PairColumn = None,
+    image_column: opt.ImageColumn = None,
     out: opt.Out = None,
 ) -> None:
     """Say which parts of the input made the model answer as it did.
@@ -106,29 +93,29 @@ def explain(
     Each word or patch gets a score for the target (by default the predicted label): the higher, the more it spoke for
     it. Scores of signed methods below zero speak against it.
     """
-    loading = opt.Loading(model, device, dtype, revision, readout)
-    asked = opt.Asked(
-        target, against, mask, scale, layers, heads, rows, per, max_length, not no_truncation, truncation_side, seed
-    )
-    given = [recognise(one, as_text) for one in inputs]
-    data = _data(given, column, pair_column, out)
+    given = [recognise(one) for one in inputs or ()]
+    arguments = {**asked.arguments(), "rows": rows, "per": per}
+    chosen = opt.methods(method, ["generic"])
+    data = data_among(given, out, column, pair_column, image_column)
     if data is not None:
-        single = {"--html": html, "--save": save, "--pair": pair, "--words": words, "--sentences": sentences}
+        single = {
+            **{"--html": html, "--save": save, "--pair": read.pair, "--words": words, "--sentences": sentences},
+            **{"--example": read.example, **{f"--{stream}": True for stream in read.named}},
+        }
         for name, value in single.items():
             if value not in (None, False):
                 raise InputError(
                     f"{name} is for single inputs: the results of data go to --out as the method gave them, pairs to "
-                    "--pair-column"
+                    "--pair-column, pictures to --image-column"
                 )
-        _explain_data(data, Path(str(out)), loading, asked, method, batch_size, as_json)
+        about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
+        _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
         return
-    chosen = opt.methods(method, ["generic"])
-    put.check_places(html, save, len(given) * len(chosen))
-    arguments = asked.arguments()
-    ex = _load(loading, given)
-    raws = [_raw(one, ex, pair) for one in given]
+    count = max([len(given), *(len(values) for values in read.named.values()), 1])
+    put.check_places(html, save, count * len(chosen))
+    ex, raws = opened(loading, given, read)
     by_method = ex.explain(
-        raws, method=chosen, batch_size=batch_size, progress=put.talks() and len(raws) > batch_size, **arguments
+        **raws, method=chosen, batch_size=batch_size, progress=put.talks() and count > batch_size, **arguments
     )
     explanations = [of_input for row in zip(*by_method.values(), strict=True) for of_input in row]
     put.save(explanations, save)
@@ -139,28 +126,16 @@ def explain(
     epilog=examples(
         'clearhead compare "You look extremely confused" --method generic,grad-sam,attention',
         "clearhead compare chelsea --method generic,rollout --json",
+        'clearhead compare --text "a photo of a cat" --image chelsea --method generic,rollout',
     ),
 )
+@opt.in_groups
 def compare(
-    given: opt.Input,
+    read: opt.Read,
+    asked: opt.Asked,
+    loading: opt.Loading,
+    given: opt.Input = None,
     method: opt.Methods = None,
-    target: opt.Target = None,
-    against: opt.Against = None,
-    scale: opt.Scale = "logit",
-    layers: opt.Layers = None,
-    heads: opt.Heads = None,
-    mask: opt.Mask = None,
-    pair: opt.Pair = None,
-    as_text: opt.AsText = False,
-    max_length: opt.MaxLength = None,
-    no_truncation: opt.NoTruncation = False,
-    truncation_side: opt.TruncationSide = None,
-    model: opt.Model = None,
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    revision: opt.Revision = None,
-    readout: opt.Readout = None,
-    seed: opt.Seed = 0,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -169,20 +144,19 @@ def compare(
     """Explain one input by several methods and say how far they agree.
 
     Agreement is Kendall's tau-b between the scores, special tokens left out: 1 is the same order, 0 none in common, −1
-    the reverse. Without --method: generic, grad-sam and attcat.
+    the reverse. Without --method: generic, grad-sam and attcat, or others where these do not apply.
     """
-    one = recognise(given, as_text)
-    if one.kind == "data":
+    one = [recognise(words) for words in ([] if given is None else [given])]
+    if any(part.kind == "data" for part in one):
         raise InputError(f"compare takes one input, but {given!r} holds many: use clearhead explain {given} --out DIR")
     put.check_places(html)
-    chosen = opt.methods(method, ["generic", "grad-sam", "attcat"])
-    loading = opt.Loading(model, device, dtype, revision, readout)
-    asked = opt.Asked(
-        target, against, mask, scale, layers, heads, None, None, max_length, not no_truncation, truncation_side, seed
-    )
+    chosen = None if method is None else opt.methods(method, [])
     arguments = asked.arguments()
-    ex = _load(loading, [one])
-    comparison = clearhead.compare(ex, _raw(one, ex, pair), chosen, **arguments)
+    ex, raws = opened(loading, one, read)
+    if any(len(values) > 1 for values in raws.values() if isinstance(values, list)):
+        raise InputError("compare takes one input: give each of --text, --image and --audio once")
+    alone = {stream: values[0] if isinstance(values, list) else values for stream, values in raws.items()}
+    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments)
     merged = {name: put.merged(e, words, sentences) for name, e in comparison.explanations.items()}
     comparison = clearhead.Comparison(merged)
     if html is not None:
@@ -237,7 +211,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
     """
     from clearhead.methods import REGISTRY
 
-    applies = {} if model is None else {line.name: line for line in _load(opt.Loading(model), []).methods()}
+    applies = {} if model is None else {line.name: line for line in load(opt.Loading(model)).methods()}
     table: list[dict[str, Any]] = []
     for name in sorted(REGISTRY):
         told = REGISTRY[name].declaration
@@ -284,6 +258,9 @@ def models(as_json: opt.Json = False) -> None:
         put.print_table(["model", "task", "size", "figures", "summary"], [put.of_card(*item) for item in cards.items()])
 
 
+app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
+
+
 @app.command(epilog=examples("clearhead version --json"))
 def version(as_json: opt.Json = False) -> None:
     """Show the versions that a report of a fault should name."""
@@ -299,70 +276,23 @@ def version(as_json: opt.Json = False) -> None:
         print("\n".join(f"{name} {number}" for name, number in found.items()))
 
 
-def _load(loading: opt.Loading, given: Sequence[Given], stream: str = "text") -> "Explainer":
-    """The model that was named or, by default, the zoo's for what was given."""
-    if any(one.kind in ("picture", "named picture") for one in given):
-        stream = "image"
-    name = loading.model or DEFAULT_MODELS[stream]
-    with put.waiting(f"loading {name}"):
-        if name.startswith("zoo:") or os.path.isdir(name):
-            import transformers
-
-            transformers.logging.disable_progress_bar()  # nothing is downloaded
-        return clearhead.load(name, **loading.arguments())
-
-
-def _raw(one: Given, ex: "Explainer", pair: str | None) -> Any:
-    """An input as the model takes it; a name such as chelsea is a picture for one model and a word for another."""
-    if ex.subject.stream == "image":
-        if one.kind in ("text", "text file"):
-            raise InputError(f"{ex.subject.name} takes pictures, but {one.words!r:.60} is no picture file")
-        if pair is not None:
-            raise InputError("--pair is for models that read two texts; this one takes pictures")
-        return one.picture()
-    if one.kind == "picture":
-        raise InputError(
-            f"{ex.subject.name} takes texts, but {one.words!r} is a picture: choose another --model (zoo:pets takes "
-            "pictures), or add --text if you mean the words"
-        )
-    return one.text() if pair is None else (one.text(), pair)
-
-
-def _data(given: Sequence[Given], column: str | None, pair_column: str | None, out: str | None) -> Dataset | None:
-    """The data set among the inputs, if that is what they are."""
-    tables = [one for one in given if one.kind == "data"]
-    if not tables:
-        for name, value in (("--out", out), ("--column", column), ("--pair-column", pair_column)):
-            if value is not None:
-                raise InputError(f"{name} is for data (a table or a folder), and none was given; --save keeps a result")
-        return None
-    if len(given) > 1:
-        raise InputError(f"{tables[0].words!r} is data, which goes alone: {len(given)} inputs were given")
-    if out is None:
-        raise InputError(f"{tables[0].words!r} holds many inputs: say where the results go with --out DIR")
-    return open_dataset(tables[0].words, column, pair_column)
-
-
 def _explain_data(
     data: Dataset,
     out: Path,
     loading: opt.Loading,
-    asked: opt.Asked,
-    method: Sequence[str] | None,
+    arguments: Mapping[str, Any],
+    chosen: Sequence[Any],
     batch_size: int,
+    about: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    chosen = opt.methods(method, ["generic"])
-    arguments = asked.arguments()
-    ex = _load(loading, [], data.stream)
-    if data.stream == "image" and ex.subject.stream != "image":
-        raise InputError(f"{ex.subject.name} takes texts, but {str(data.path)!r} is a folder of pictures")
-    if data.kind == "texts" and ex.subject.stream == "image":
-        raise InputError(f"{ex.subject.name} takes pictures, but {str(data.path)!r} is a folder of texts")
+    streams = {"text", "image"} if data.with_pictures else {data.stream}
+    ex = load(loading, streams)
+    check_data(data, ex)
     from clearhead.runs import Run
 
-    about = {**asdict(loading), "model": loading.model or DEFAULT_MODELS[data.stream], **asdict(asked)}
-    run = Run(ex, data, out, chosen, arguments, batch_size, about)
+    effective = {"model": loading.model or ex.subject.name, "scale": about["scale"] or ex.subject.scales[0]}
+    run = Run(ex, data, out, chosen, arguments, batch_size, {**about, **effective})
     try:
         with put.progress(data.count) as advance:
 

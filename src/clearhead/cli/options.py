@@ -1,10 +1,12 @@
 """The words of the command line: options that several verbs share, and how what is typed becomes what the API takes."""
 
 import ast
+import inspect
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -16,15 +18,40 @@ if TYPE_CHECKING:
 _WHAT, _MODEL, _OUT, _DATA = "What is explained", "Model and run", "Output", "Data: a table or a folder"
 
 Inputs = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="INPUT",
-        help="A text; a picture (a file, or chelsea and others of scikit-image); a .txt file; or data: a CSV, "
-        "TSV or JSONL file, a folder of .txt files or of pictures.",
+        help="A text; a picture (a file, or chelsea and others of scikit-image); a sound (.wav); a .txt file; or data: "
+        "a CSV, TSV or JSONL file, a folder of .txt files or of pictures. Models that take several inputs are given "
+        "them by name: --text, --image, --audio.",
         show_default=False,
     ),
 ]
-Input = Annotated[str, typer.Argument(metavar="INPUT", help="A text, a picture or a .txt file.", show_default=False)]
+Input = Annotated[
+    str | None,
+    typer.Argument(metavar="INPUT", help="A text, a picture, a sound or a .txt file.", show_default=False),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="TEXT", rich_help_panel=_WHAT, help="A text, whatever file has that name."),
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="FILE", rich_help_panel=_WHAT, help="A picture, beside a text or alone."),
+]
+Audios = Annotated[
+    list[str] | None,
+    typer.Option("--audio", metavar="FILE", rich_help_panel=_WHAT, help="A sound, beside a text or alone."),
+]
+Example = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        rich_help_panel=_WHAT,
+        help="A ready example of a zoo model whose true reasons are known, instead of an input.",
+    ),
+]
 
 Model = Annotated[
     str | None,
@@ -52,7 +79,9 @@ Target = Annotated[
     typer.Option(
         metavar="LABEL",
         rich_help_panel=_WHAT,
-        help="The label to explain, by name or number (or the masked word). Default: what the model predicts.",
+        help="The label to explain, by name or number (or the masked word). Default: what the model predicts. At one "
+        'place of an answer that has many: "step 3" or "step 3 = word", "query 5" of a detector, "token 2 = PER", '
+        '"answer start"; "every step" for all of them.',
     ),
 ]
 Against = Annotated[
@@ -63,12 +92,38 @@ Mask = Annotated[
     int | None,
     typer.Option(metavar="N", rich_help_panel=_WHAT, help="Which masked position, where there are several; from 0."),
 ]
+Step = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=_WHAT, help="The word at one step of what is said, from 0."),
+]
+Answer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", rich_help_panel=_WHAT, help="What a language model is to have said. Default: what it says."
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        rich_help_panel=_WHAT,
+        help="How many words it says at most (32); all are then explained, unless --target says otherwise.",
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=_WHAT, help="The settings of an author's released code, quirks included."
+    ),
+]
 Scale = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="SCALE",
         rich_help_panel=_WHAT,
-        help="Explain the target's logit, probability or log-odds. Scores differ between them.",
+        help="Explain the target's logit (default), probability or log-odds; how alike two inputs are as cosine "
+        "(default) or logit. Scores differ between them.",
     ),
 ]
 Layers = Annotated[
@@ -95,10 +150,6 @@ Pair = Annotated[
     str | None,
     typer.Option(metavar="TEXT", rich_help_panel=_WHAT, help="The second text, for models that read two."),
 ]
-AsText = Annotated[
-    bool,
-    typer.Option("--text", metavar="", rich_help_panel=_WHAT, help="INPUT is a text, whatever file has that name."),
-]
 MaxLength = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, rich_help_panel=_WHAT, help="Cut texts to N tokens. Default: the model's limit."),
@@ -123,6 +174,12 @@ Readout = Annotated[
         rich_help_panel=_MODEL,
         help="Which row speaks for the target, for models that clearhead does not know: first, last, mean … or its "
         "number.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK", rich_help_panel=_MODEL, help="similarity: why two texts are alike (INPUT and --pair)."
     ),
 ]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="cpu, cuda, cuda:1, mps.")]
@@ -162,6 +219,12 @@ Column = Annotated[
 PairColumn = Annotated[
     str | None, typer.Option(metavar="NAME", rich_help_panel=_DATA, help="The column of second texts.")
 ]
+ImageColumn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=_DATA, help="The column of pictures (paths), for models that take both."
+    ),
+]
 Out = Annotated[
     str | None,
     typer.Option(
@@ -177,14 +240,32 @@ Json = Annotated[
 
 
 @dataclass(frozen=True)
+class Read:
+    """What is explained, by name."""
+
+    text: Texts = None
+    image: Images = None
+    audio: Audios = None
+    pair: Pair = None
+    example: Example = None
+
+    @property
+    def named(self) -> dict[str, list[str]]:
+        """The streams that were given by name."""
+        every = {"text": self.text, "image": self.image, "audio": self.audio}
+        return {stream: values for stream, values in every.items() if values}
+
+
+@dataclass(frozen=True)
 class Loading:
     """The options of `clearhead.load`."""
 
-    model: str | None
-    device: str | None = None
-    dtype: str | None = None
-    revision: str | None = None
-    readout: str | None = None
+    model: Model = None
+    device: Device = None
+    dtype: Dtype = None
+    revision: Revision = None
+    readout: Readout = None
+    task: Task = None
 
     def arguments(self) -> dict[str, Any]:
         typed = {key: value for key, value in asdict(self).items() if key != "model"}
@@ -196,31 +277,98 @@ class Loading:
 class Asked:
     """The options of `Explainer.explain`, as they were typed."""
 
-    target: str | None
-    against: str | None
-    mask: int | None
-    scale: str
-    layers: str | None
-    heads: str | None
-    rows: str | None
-    per: str | None
-    max_length: int | None
-    truncation: bool
-    truncation_side: str | None
-    seed: int
+    target: Target = None
+    against: Against = None
+    step: Step = None
+    mask: Mask = None
+    scale: Scale = None
+    answer: Answer = None
+    max_new_tokens: MaxNewTokens = None
+    profile: Profile = None
+    layers: Layers = None
+    heads: Heads = None
+    max_length: MaxLength = None
+    no_truncation: NoTruncation = False
+    truncation_side: TruncationSide = None
+    seed: Seed = 0
 
     def arguments(self) -> dict[str, Any]:
-        typed = asdict(self)
-        for gone in ("target", "against", "mask"):
-            typed.pop(gone)
-        return {**typed, "target": self._target(), "layers": layers(self.layers), "heads": heads(self.heads)}
+        same = ("scale", "answer", "max_new_tokens", "profile", "max_length", "truncation_side", "seed")
+        typed = {name: value for name in same if (value := getattr(self, name)) is not None}
+        made = {"target": self._target(), "layers": layers(self.layers), "heads": heads(self.heads)}
+        return {**typed, **made, "truncation": not self.no_truncation}
 
     def _target(self) -> Any:
         import clearhead
 
+        placed = _placed(self.target, self.against)
+        if self.step is not None:
+            if placed is not None:
+                raise InputError(f"--step {self.step} and --target {self.target!r} both name a place: leave one out")
+            placed = clearhead.Generated(self.step, self.target, self.against)
+        if placed is not None:
+            if self.mask is not None:
+                raise InputError("--mask is for masked words, and not for places of an answer: leave one of them out")
+            return placed
+        if self.max_new_tokens is not None and self.answer is None and self.target is self.against is None:
+            return clearhead.Generated()  # whoever says how much shall be said asks about all of it
         if self.against is not None:
             return clearhead.Contrast(self.target, self.against, self.mask)
         return self.target if self.mask is None else clearhead.MaskedWord(self.target, self.mask)
+
+
+_EVERY = {"every step": "Generated", "every query": "Query", "every token": "TokenLabel"}
+_KINDS = {"step": "Generated", "query": "Query", "token": "TokenLabel", "answer": "Answer"}
+_PLACE = re.compile(r"(step|query|token|answer) ([^\s=]+)(?: ?= ?(.+))?")
+
+
+def _placed(typed: str | None, against: str | None) -> Any:
+    """A target at one place of an answer that has many, in words; None for any other.
+
+    >>> _placed("step 3", None), _placed("token 2 = PER", "O"), _placed("step by step", None)
+    (Generated(place=3, label=None, against=None), TokenLabel(place=2, label='PER', against='O'), None)
+    """
+    import clearhead
+
+    words = " ".join((typed or "").split())
+    if words in _EVERY:
+        return getattr(clearhead, _EVERY[words])(None, None, against)
+    found = _PLACE.fullmatch(words)
+    if found is None:
+        return None
+    kind, place, label = found[1], _number(found[2]), found[3]
+    possible = {"token": True, "answer": place in ("start", "end")}.get(kind, isinstance(place, int))
+    if not possible:
+        return None
+    return getattr(clearhead, _KINDS[kind])(place, _number(label) if kind == "answer" else label, against)
+
+
+def _number(typed: str | None) -> Any:
+    return int(typed) if typed is not None and typed.lstrip("-").isdigit() else typed
+
+
+def in_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb some of whose parameters are groups of options: the command line sees every option by itself."""
+    given = inspect.signature(verb).parameters
+    groups: dict[str, Any] = {n: part.annotation for n, part in given.items() if is_dataclass(part.annotation)}
+    flat: dict[str, inspect.Parameter] = {}
+    for name, part in given.items():
+        own = [part] if name not in groups else [_parameter(option, groups[name]) for option in fields(groups[name])]
+        flat |= {one.name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own}
+
+    @wraps(verb)
+    def call(**typed: Any) -> None:
+        made = {name: cls(**{one.name: typed.pop(one.name) for one in fields(cls)}) for name, cls in groups.items()}
+        verb(**typed, **made)
+
+    call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {name: part.annotation for name, part in flat.items()}
+    return call
+
+
+def _parameter(option: Any, group: Any) -> inspect.Parameter:
+    kind = get_type_hints(group, include_extras=True)[option.name]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=kind)
 
 
 def methods(typed: Sequence[str] | None, default: Sequence[str]) -> "list[MethodLike]":

@@ -15,7 +15,7 @@ from clearhead.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.explanation import Explanation
+    from clearhead.joint import AnyExplanation
 
 SUFFIX = ".safetensors"
 #: Columns of a text that goes into a file or a pipe: wide enough that tables are not cut.
@@ -97,7 +97,11 @@ def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def merged(explanation: "Explanation", words: bool, sentences: bool) -> "Explanation":
+def plural(stream: str) -> str:
+    return {"text": "texts", "image": "pictures", "audio": "sounds"}.get(stream, stream)
+
+
+def merged(explanation: "AnyExplanation", words: bool, sentences: bool) -> "AnyExplanation":
     if words and sentences:
         raise InputError("--words and --sentences do not go together: choose one")
     if words:
@@ -105,7 +109,7 @@ def merged(explanation: "Explanation", words: bool, sentences: bool) -> "Explana
     return explanation.sentences() if sentences else explanation
 
 
-def show(explanations: Sequence["Explanation"], html: str | None, as_json: bool) -> None:
+def show(explanations: Sequence["AnyExplanation"], html: str | None, as_json: bool) -> None:
     if html is not None:
         write_page(explanations, html)
     if as_json:
@@ -123,7 +127,7 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
     files = sorted(folder.rglob(f"*{SUFFIX}"))
     if not files:
         raise InputError(f"the folder {str(folder)!r} holds no explanations ({SUFFIX})")
-    by_method: dict[str, list[Explanation]] = {}
+    by_method: dict[str, list[AnyExplanation]] = {}
     bad: list[InputError] = []
     for file in files:
         try:
@@ -146,12 +150,12 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
     return len(bad)
 
 
-def write_page(explanations: Sequence["Explanation"], path: str) -> None:
+def write_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
     clearhead.report(explanations, path)
     print(f"wrote {path}", file=sys.stderr)
 
 
-def save(explanations: Sequence["Explanation"], place: str | None) -> None:
+def save(explanations: Sequence["AnyExplanation"], place: str | None) -> None:
     """One explanation into a file, several into a folder."""
     if place is None:
         return

@@ -1,6 +1,7 @@
-"""Explanations as matplotlib figures: bars, ranked table, text, layer × unit map, picture, head grid."""
+"""Explanations as matplotlib figures: bars, ranked table, text, picture, regions, sound; steps, layers and heads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -8,15 +9,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Rectangle
 from rich.cells import cell_len, chop_cells
 
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
+from clearhead.joint import AnyExplanation
 from clearhead.show import pictures, wording
 from clearhead.show.colours import LEVELS, NO_SCORE, hexed, ink, largest, levels, of_level
-from clearhead.show.layout import lines, name
+from clearhead.show.layout import lines, name, shape
+from clearhead.units import Box
 
 if TYPE_CHECKING:
     from matplotlib.image import AxesImage
@@ -38,30 +41,84 @@ class Drawing(Figure):
         return buffer.getvalue()
 
 
-def plot(explanation: Explanation, kind: str | None = None, **options: Any) -> Figure:
-    """A figure of one kind: by default the overlay for a picture and bars for anything else."""
-    kind = kind or ("overlay" if explanation.units.grid is not None else "bars")
-    if kind not in _KINDS:
+@dataclass
+class Sheet:
+    """What one stream is drawn on: a figure of its own, or a part of a larger one; and how much room it asked for."""
+
+    figure: FigureBase | None = None
+    size: tuple[float, float] = (0.0, 0.0)
+
+    def titled(self, width: float, height: float, explanation: Explanation) -> FigureBase:
+        self.size = (width, height)
+        if self.figure is None:
+            self.figure = _titled(width, height, explanation)
+        return self.figure
+
+    def axes(self, width: float, height: float, explanation: Explanation) -> tuple[FigureBase, Axes]:
+        figure = self.titled(max(width, 5.0), height + 0.3, explanation)
+        axes = figure.subplots()
+        axes.tick_params(labelsize=8, colors=_INK)
+        return figure, axes
+
+
+def plot(explanation: AnyExplanation, kind: str | None = None, **options: Any) -> Figure:
+    """A figure of one kind, by default what says most about the units; streams stand side by side."""
+    if kind is not None and kind not in _KINDS:
         raise unknown("kind of figure", kind, _KINDS)
-    return _KINDS[kind](explanation, **options)
+    parts, _ = wording.streams(explanation)
+    drawn: list[tuple[Explanation, Sheet]] = []
+    problems = []
+    for part in parts:
+        sheet = Sheet()
+        try:
+            _KINDS[kind or default_kind(part)](part, sheet, **options)
+            drawn.append((part, sheet))
+        except InputError as problem:  # a kind is drawn for the streams that have it
+            problems.append(problem)
+    if not drawn:
+        raise problems[0]
+    if len(drawn) > 1:
+        return _side_by_side(explanation, kind, drawn, options)
+    figure = drawn[0][1].figure
+    assert isinstance(figure, Figure)
+    return figure
 
 
-def bars(explanation: Explanation, count: int = 30) -> Figure:
+def _side_by_side(
+    explanation: AnyExplanation, kind: str | None, drawn: Sequence[tuple[Explanation, Sheet]], options: Any
+) -> Figure:
+    """All streams once more in one figure, now that it is known how much room each of them takes."""
+    widths = [sheet.size[0] for _, sheet in drawn]
+    figure = _titled(sum(widths), max(sheet.size[1] for _, sheet in drawn) + 0.4, explanation)
+    places = figure.subfigures(1, len(drawn), width_ratios=widths, squeeze=False)[0]
+    for place, (part, _) in zip(places, drawn, strict=True):
+        place.suptitle(name(part.stream), fontsize=9, color=_SOFT, x=0.01, ha="left", parse_math=False)
+        _KINDS[kind or default_kind(part)](part, Sheet(place), **options)
+    return figure
+
+
+def default_kind(explanation: Explanation) -> str:
+    """What says most about these units."""
+    kind = {"grid": "overlay", "boxes": "regions", "time": "frames"}.get(shape(explanation), "bars")
+    if explanation.steps is None or explanation.matrix is None:
+        return kind
+    return "steps" if kind == "overlay" else "matrix"
+
+
+def bars(explanation: Explanation, sheet: Sheet, count: int = 30) -> None:
     """Bars in the order of the input; of more than `count` units the strongest are kept."""
     places = list(range(len(explanation)))
     if len(places) > count:
         places = sorted(wording.strongest(explanation, count))
-    figure, axes = _new(6.4, 0.9 + 0.25 * len(places), explanation)
+    _, axes = sheet.axes(6.4, 0.9 + 0.25 * len(places), explanation)
     _bars(axes, explanation, places)
-    return figure
 
 
-def table(explanation: Explanation, count: int = 20) -> Figure:
+def table(explanation: Explanation, sheet: Sheet, count: int = 20) -> None:
     """Units by rank, the highest score first, with bars and figures."""
     places = wording.strongest(explanation, count)
-    figure, axes = _new(6.4, 0.9 + 0.27 * len(places), explanation)
+    _, axes = sheet.axes(6.4, 0.9 + 0.27 * len(places), explanation)
     _bars(axes, explanation, places, ranked=True)
-    return figure
 
 
 def _bars(axes: Axes, explanation: Explanation, places: Sequence[int], ranked: bool = False) -> None:
@@ -90,13 +147,13 @@ def _bars(axes: Axes, explanation: Explanation, places: Sequence[int], ranked: b
     _quiet(axes, "bottom")
 
 
-def text(explanation: Explanation, width: int = 68) -> Figure:
+def text(explanation: Explanation, sheet: Sheet, width: int = 68) -> None:
     """The text as it was written, set in a typewriter face so that colours lie exactly under it."""
     if explanation.units.grid is not None:
         raise InputError("a picture has no text: use kind='overlay', 'bars', 'table' or 'layers'")
     cells = _set(explanation, width)
     rows = 1 + max((row for row, *_ in cells), default=0)
-    figure, axes = _new(0.1 * width + 0.4, 0.75 + 0.3 * rows, explanation)
+    figure, axes = sheet.axes(0.1 * width + 0.4, 0.75 + 0.3 * rows, explanation)
     steps = levels(explanation.scores, largest(explanation))
     for row, column, piece, unit in cells:
         special = unit is not None and explanation.units.special[unit]
@@ -112,7 +169,6 @@ def text(explanation: Explanation, width: int = 68) -> Figure:
     axes.set(xlim=(0, width), ylim=(rows, 0))
     axes.axis("off")
     _key(figure, axes, explanation, largest(explanation))
-    return figure
 
 
 def _set(explanation: Explanation, width: int) -> list[tuple[int, int, str, int | None]]:
@@ -136,7 +192,7 @@ def _set(explanation: Explanation, width: int) -> list[tuple[int, int, str, int 
     return placed
 
 
-def layers(explanation: Explanation) -> Figure:
+def layers(explanation: Explanation, sheet: Sheet) -> None:
     """Layer × unit; for a picture one map per layer."""
     if explanation.per_layer is None:
         raise InputError(
@@ -146,50 +202,73 @@ def layers(explanation: Explanation) -> Figure:
     full = largest(explanation, explanation.per_layer)
     names = wording.layer_names(explanation, len(explanation.per_layer))
     if explanation.units.grid is not None:
-        return _layer_maps(explanation, full, names)
+        captions = [f"layer {layer}" for layer in names]
+        _small_maps(explanation, sheet, explanation.per_layer, captions, _layer_label(explanation))
+        return
     count = len(explanation)
-    figure, axes = _new(min(1.8 + 0.26 * count, 16), 1.7 + 0.26 * len(names), explanation)
+    figure, axes = sheet.axes(min(1.8 + 0.26 * count, 16), 1.7 + 0.26 * len(names), explanation)
     image = _image(axes, explanation.per_layer, full, aspect="auto")
     axes.set_yticks(range(len(names)), names)
-    labels = [wording.unit_label(explanation, place) for place in range(count)]
-    axes.set_xticks(range(count), labels, rotation=90, parse_math=False, fontsize=8 if count < 60 else 5)
-    axes.tick_params(length=0)
+    _name_units(axes, explanation)
     axes.set_ylabel("layer", color=_SOFT, fontsize=8)
     _quiet(axes)
     _colour_bar(figure, [axes], image, full, _layer_label(explanation), explanation.signed)
-    return figure
 
 
-def _layer_maps(explanation: Explanation, full: float, names: Sequence[str]) -> Figure:
-    assert explanation.per_layer is not None and explanation.units.grid is not None
-    columns = min(len(names), 6)
-    rows = -(-len(names) // columns)
-    figure = _titled(max(1.35 * columns + 1.1, 5.0), 1.6 * rows + 0.7, explanation)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    kept = explanation.units.drop_special()
-    image = None
+def _small_maps(
+    explanation: Explanation,
+    sheet: Sheet,
+    rows: np.ndarray,
+    names: Sequence[str],
+    label: str,
+    boxes: Mapping[int, tuple[str, Box]] | None = None,
+) -> None:
+    """One heat map per row, as many beside one another as there is room for; those of steps lie over the picture."""
+    assert explanation.units.grid is not None
+    across = min(len(names), 6)
+    down = -(-len(names) // across)
+    figure = sheet.titled(max(1.35 * across + 1.1, 5.0), 1.6 * down + 0.7, explanation)
+    grid = figure.subplots(down, across, squeeze=False)
+    kept, full = explanation.units.drop_special(), largest(explanation, rows)
+    over = boxes is not None and explanation.picture is not None
+    size = pictures.size(explanation, 168) if over else explanation.units.grid
     for place, axes in enumerate(grid.flat):
-        axes.axis("off")
-        if place < len(names):
-            image = _image(axes, explanation.per_layer[place, kept].reshape(explanation.units.grid), full)
-            axes.set_title(f"layer {names[place]}", fontsize=8, color=_SOFT)
-    assert image is not None
-    _colour_bar(figure, list(grid.flat), image, full, _layer_label(explanation), explanation.signed)
-    return figure
+        if place >= len(names):
+            axes.axis("off")
+            continue
+        if over:
+            axes.imshow(pictures.overlaid(explanation.step(place), *size, full=full))
+        else:
+            _image(axes, rows[place, kept].reshape(size), full)
+        axes.set(xticks=(), yticks=())
+        _quiet(axes, *axes.spines)
+        axes.set_title(wording.short(names[place], 18), fontsize=8, color=_SOFT, parse_math=False)
+        if boxes and place in boxes:
+            _frame(axes, boxes[place][1], size)
+    _colour_bar(figure, list(grid.flat), _mappable(full), full, label, explanation.signed)
+
+
+def _frame(axes: Axes, box: Box, size: tuple[int, int], start: float = -0.5) -> None:
+    """The outline of a box over a picture or grid of this height and width; its first pixel begins at `start`."""
+    high, wide = size
+    left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box)
+    for colour, line in (("#ffffff", 2.6), ("#111111", 1.2)):
+        corner, across, down = (left * wide + start, top * high + start), (right - left) * wide, (bottom - top) * high
+        axes.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=colour, linewidth=line))
 
 
 def _layer_label(explanation: Explanation) -> str:
     return "after layer" if explanation.provenance.get("parts") == "depths" else "share of layer"
 
 
-def heads(explanation: Explanation) -> Figure:
+def heads(explanation: Explanation, sheet: Sheet) -> None:
     """Layer × head: how much passes through each head, as the sum of |share| over units that are not special."""
     if explanation.per_head is None:
         raise InputError("this explanation kept no shares of heads: explain with per='head', then plot 'heads'")
     kept = explanation.units.drop_special()
     weight = np.nansum(np.abs(explanation.per_head[..., kept]), axis=-1)
     count, across = weight.shape
-    figure, axes = _new(2.4 + 0.34 * across, 1.5 + 0.34 * count, explanation)
+    figure, axes = sheet.axes(2.4 + 0.34 * across, 1.5 + 0.34 * count, explanation)
     full = float(weight.max(initial=0.0)) or 1.0
     image = _image(axes, weight, full)
     axes.set_yticks(range(count), wording.layer_names(explanation, count))
@@ -199,10 +278,9 @@ def heads(explanation: Explanation) -> Figure:
     axes.tick_params(length=0)
     _quiet(axes)
     _colour_bar(figure, [axes], image, full, "Sum of |share| over units", signed=False)
-    return figure
 
 
-def overlay(explanation: Explanation, opacity: float = 0.85) -> Figure:
+def overlay(explanation: Explanation, sheet: Sheet, opacity: float = 0.85) -> None:
     """The picture, its heat map over it in grey, and the patches as they are."""
     if explanation.units.grid is None:
         raise InputError("a text has no picture: use kind='text', 'bars', 'table' or 'layers'")
@@ -210,10 +288,12 @@ def overlay(explanation: Explanation, opacity: float = 0.85) -> Figure:
     shown = [("heat map", pictures.overlaid(explanation, height, width, opacity))]
     if explanation.picture is not None:
         shown.insert(0, ("what the model saw", explanation.picture))
-    figure = _titled(2.6 * (len(shown) + 1) + 0.9, 2.6 * height / width + 0.9, explanation)
+    figure = sheet.titled(2.6 * (len(shown) + 1) + 0.9, 2.6 * height / width + 0.9, explanation)
     every = list(figure.subplots(1, len(shown) + 1, squeeze=False).flat)
     for axes, (caption, pixels) in zip(every, shown, strict=False):
         axes.imshow(pixels, extent=(0, width, height, 0))
+        for _, box in wording.boxes(explanation).values():
+            _frame(axes, box, (height, width), start=0.0)
         axes.set_title(caption, fontsize=8, color=_SOFT)
     full = largest(explanation)
     image = _image(every[-1], explanation.heat_map(), full, extent=(0, width, height, 0))
@@ -221,27 +301,99 @@ def overlay(explanation: Explanation, opacity: float = 0.85) -> Figure:
     for axes in every:
         axes.axis("off")
     _colour_bar(figure, every, image, full, "score", signed=explanation.signed)
-    return figure
 
 
-_KINDS: dict[str, Callable[..., Figure]] = {
+def regions(explanation: Explanation, sheet: Sheet) -> None:
+    """Regions as boxes over the grey picture, the strongest on top."""
+    boxes = explanation.units.boxes
+    if boxes is None or explanation.picture is None or explanation.units.grid is not None:
+        raise InputError("there are no regions of a picture here: use kind='bars' or 'table'")
+    high, wide = explanation.picture.shape[:2]
+    figure = sheet.titled(5.0, 3.6 * high / wide + 0.7, explanation)
+    axes, full = figure.subplots(), largest(explanation)
+    steps = levels(explanation.scores, full)
+    strength = np.where(steps == NO_SCORE, 0, np.abs(steps)) / LEVELS
+    axes.imshow(pictures.grey(explanation.picture))
+    for place in np.argsort(strength, kind="stable"):
+        box = boxes[place]
+        if box is None:
+            continue
+        left, top, right, bottom = (edge * size for edge, size in zip(box, (wide, high, wide, high), strict=True))
+        colour, alpha = hexed(of_level(int(steps[place]))), max(float(strength[place]), 0.15)
+        corner, across, down = (left - 0.5, top - 0.5), right - left, bottom - top
+        axes.add_patch(Rectangle(corner, across, down, facecolor=colour, alpha=0.35 * alpha, linewidth=0))
+        axes.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=colour, alpha=alpha, linewidth=1.6))
+        if strength[place] > 0.5:
+            said = wording.unit_label(explanation, int(place))
+            drawn = axes.text(*corner, said, fontsize=7, va="bottom", color=_INK, parse_math=False)
+            drawn.set_bbox({"facecolor": colour, "linewidth": 0, "pad": 1.2})
+    axes.axis("off")
+    _colour_bar(figure, [axes], _mappable(full), full, "score", explanation.signed)
+
+
+def frames(explanation: Explanation, sheet: Sheet) -> None:
+    """The scores of a sound's frames over time."""
+    if explanation.units.kind != "frame":
+        raise InputError("only sounds have frames: use kind='bars' or 'table'")
+    _, axes = sheet.axes(8.0, 2.0, explanation)
+    places, scores = np.arange(len(explanation)), explanation.scores.astype(float)
+    for sign in (1, -1):
+        part = np.where(sign * scores > 0, scores, 0.0)
+        axes.fill_between(places, part, color=hexed(of_level(sign * _BAR)), step="mid", linewidth=0)
+    axes.axhline(0, color=_SOFT, linewidth=0.8)
+    marks = np.unique(np.linspace(0, len(places) - 1, min(9, len(places))).round().astype(int))
+    axes.set_xticks(marks, [name(explanation.units.names[mark]) for mark in marks], parse_math=False)
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_ylabel("score", color=_SOFT, fontsize=8)
+    _quiet(axes, "bottom", "left")
+
+
+def matrix(explanation: Explanation, sheet: Sheet) -> None:
+    """Step × unit: which units each step of an answer came from; or unit × unit, where every row was read."""
+    if explanation.matrix is None:
+        raise InputError("this explanation has one row alone: explain several steps, as Generated(), or rows='all'")
+    names, count = wording.row_names(explanation), len(explanation)
+    wide, high = min(1.8 + 0.3 * count, 16), min(1.7 + 0.26 * len(names), 16)
+    figure, axes = sheet.axes(wide, high, explanation)
+    full = largest(explanation, explanation.matrix)
+    image = _image(axes, explanation.matrix, full, aspect="auto")
+    axes.set_yticks(range(len(names)), names, parse_math=False, fontsize=8 if len(names) < 60 else 5)
+    _name_units(axes, explanation)
+    axes.set_ylabel("row" if explanation.steps is None else "step", color=_SOFT, fontsize=8)
+    _quiet(axes)
+    _colour_bar(figure, [axes], image, full, "score", explanation.signed)
+
+
+def steps(explanation: Explanation, sheet: Sheet) -> None:
+    """One heat map per step, with the box of what was found."""
+    if explanation.matrix is None or explanation.steps is None or explanation.units.grid is None:
+        raise InputError("there are no steps over a picture here: use kind='matrix' for steps over a text")
+    names = wording.row_names(explanation)
+    _small_maps(explanation, sheet, explanation.matrix, names, "score", wording.boxes(explanation))
+
+
+def _name_units(axes: Axes, explanation: Explanation) -> None:
+    count = len(explanation)
+    labels = [wording.unit_label(explanation, place) for place in range(count)]
+    axes.set_xticks(range(count), labels, rotation=90, parse_math=False, fontsize=8 if count < 60 else 5)
+    axes.tick_params(length=0)
+
+
+_KINDS: dict[str, Callable[..., None]] = {
     "bars": bars,
     "table": table,
     "text": text,
     "layers": layers,
     "overlay": overlay,
     "heads": heads,
+    "matrix": matrix,
+    "steps": steps,
+    "regions": regions,
+    "frames": frames,
 }
 
 
-def _new(width: float, height: float, explanation: Explanation) -> tuple[Figure, Axes]:
-    figure = _titled(max(width, 5.0), height + 0.3, explanation)
-    axes = figure.subplots()
-    axes.tick_params(labelsize=8, colors=_INK)
-    return figure, axes
-
-
-def _titled(width: float, height: float, explanation: Explanation) -> Figure:
+def _titled(width: float, height: float, explanation: AnyExplanation) -> Figure:
     figure = Drawing(figsize=(width, height), layout="constrained")
     said = f"{name(explanation.method)}\n{wording.target_line(explanation)}"
     cut = explanation.certificate.get("truncated_tokens")
@@ -268,16 +420,22 @@ def _image(axes: Axes, values: np.ndarray, full: float, **options: Any) -> "Axes
     return axes.imshow(known, cmap=_MAP, vmin=-full, vmax=full, interpolation="nearest", **options)
 
 
-def _colour_bar(figure: Figure, axes: list[Axes], image: "AxesImage", full: float, label: str, signed: bool) -> None:
+def _mappable(full: float) -> ScalarMappable:
+    return ScalarMappable(Normalize(-full, full), _MAP)
+
+
+def _colour_bar(
+    figure: FigureBase, axes: list[Axes], image: ScalarMappable, full: float, label: str, signed: bool
+) -> None:
     made = figure.colorbar(image, ax=axes, shrink=0.8, aspect=18, pad=0.02)
     made.set_label(label, fontsize=8, color=_SOFT)
     _three_ticks(made, made.ax.set_ylim, full, signed)
 
 
-def _key(figure: Figure, axes: Axes, explanation: Explanation, full: float) -> None:
+def _key(figure: FigureBase, axes: Axes, explanation: Explanation, full: float) -> None:
     """A small colour bar under a text."""
-    mappable = ScalarMappable(Normalize(-full, full), _MAP)
-    made = figure.colorbar(mappable, ax=axes, location="bottom", fraction=0.05, aspect=60, shrink=0.4, anchor=(0, 1))
+    below: dict[str, Any] = {"location": "bottom", "fraction": 0.05, "aspect": 60, "shrink": 0.4, "anchor": (0, 1)}
+    made = figure.colorbar(_mappable(full), ax=axes, **below)
     _three_ticks(made, made.ax.set_xlim, full, explanation.signed)
 
 

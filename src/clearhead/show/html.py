@@ -10,9 +10,9 @@ from typing import Any
 
 from clearhead.comparison import Comparison
 from clearhead.errors import InputError
-from clearhead.explanation import Explanation
 from clearhead.files import whole
-from clearhead.show import cards, wording
+from clearhead.joint import AnyExplanation
+from clearhead.show import cards, views, wording
 from clearhead.show.colours import DARK, every_level, hexed, ink, of_level
 from clearhead.show.layout import name
 from clearhead.show.markup import Markup, data, joined, script, style_sheet, tag
@@ -29,9 +29,9 @@ def report(explanations: Any, path: str | Path, title: str | None = None) -> Pat
     return Path(path)
 
 
-def _every(given: Any) -> list[Explanation]:
+def _every(given: Any) -> list[AnyExplanation]:
     """All explanations in what `explain` and `compare` return."""
-    if isinstance(given, Explanation):
+    if isinstance(given, AnyExplanation):
         return [given]
     if isinstance(given, Comparison | Mapping):
         return _every([given[key] for key in given])
@@ -40,8 +40,9 @@ def _every(given: Any) -> list[Explanation]:
     raise InputError(f"expected explanations, but got a {type(given).__name__}")
 
 
-def page(explanations: Sequence[Explanation], title: str | None = None) -> str:
+def page(given: Sequence[AnyExplanation], title: str | None = None) -> str:
     """A whole page. Explanations of one input stand side by side; inputs follow one another."""
+    explanations = _every(given)
     if not explanations:
         raise InputError("nothing to show: the list is empty")
     groups = by_input(explanations)
@@ -55,7 +56,7 @@ def page(explanations: Sequence[Explanation], title: str | None = None) -> str:
             tag("p", " · ".join(["clearhead", *models]), class_="ch-eyebrow"),
             tag("h1", name(heading)),
             *sections,
-            tag("p", "Scores are raw; only colours are scaled, each method’s by its largest score.", class_="ch-foot"),
+            tag("p", f"Scores are raw; only colours are scaled, {_scaled(explanations)}.", class_="ch-foot"),
         ),
         class_="clearhead ch-page",
     )
@@ -63,7 +64,7 @@ def page(explanations: Sequence[Explanation], title: str | None = None) -> str:
     return f'<!doctype html>\n<html lang="en">{head}<body>{body}{script(_js())}</body></html>\n'
 
 
-def fragment(explanation: Explanation) -> str:
+def fragment(explanation: AnyExplanation) -> str:
     """A piece of a page, for notebooks; its styles stay inside it."""
     return _fragment([explanation])
 
@@ -73,40 +74,42 @@ def fragment_of_comparison(comparison: Comparison) -> str:
     return _fragment(list(comparison.explanations.values()))
 
 
-def _fragment(explanations: list[Explanation]) -> str:
-    made = tag("div", section(explanations, titled=True, machine=False), class_="clearhead ch-fragment")
+def _fragment(group: list[AnyExplanation]) -> str:
+    made = tag("div", section(group, titled=True, machine=False), class_="clearhead ch-fragment")
     return joined(style_sheet(_css()), made, script(_js()))
 
 
-def by_input(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
+def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation]]:
     """Explanations of the same units by the same model together, in the order in which inputs first came."""
-    groups: dict[Any, list[Explanation]] = {}
+    groups: dict[Any, list[AnyExplanation]] = {}
     for explanation in explanations:
-        made_of = (explanation.provenance.get("model"), explanation.provenance.get("input"), explanation.units)
+        units = tuple(part.units for part in explanation.parts.values())
+        made_of = (explanation.provenance.get("model"), explanation.provenance.get("input"), units)
         picture = None if explanation.picture is None else explanation.picture.tobytes()
         groups.setdefault((*made_of, picture), []).append(explanation)
     return list(groups.values())
 
 
-def section(group: Sequence[Explanation], titled: bool, machine: bool = True) -> Markup:
+def section(group: Sequence[AnyExplanation], titled: bool, machine: bool = True) -> Markup:
     """Everything about one input."""
     first, named = group[0], labelled(group)
     cut = wording.truncation(first)
+    wide = any(len(wording.streams(e)[0]) > 1 or e.steps is not None for e in group)
     return tag(
         "section",
         tag("h2", wording.heading(first) if _one_target(group) else "Why?") if titled else None,
-        tag("div", cards.picture(first), _explained(group), cards.prediction(first), class_="ch-about"),
+        tag("div", views.picture(first), _explained(group), cards.prediction(first), class_="ch-about"),
         tag("p", cut, class_="ch-warn", role="note") if cut else None,
-        tag("div", *(cards.card(e, label) for label, e in named.items()), class_="ch-methods"),
+        tag("div", *(cards.card(e, label) for label, e in named.items()), class_=f"ch-methods{' ch-wide' * wide}"),
         cards.agreement(Comparison(named)) if len(named) > 1 else None,
         *(data(e.to_dict(short=True)) for e in group if machine),
         class_="ch-input",
     )
 
 
-def labelled(group: Sequence[Explanation]) -> dict[str, Explanation]:
+def labelled(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:
     """Each explanation under a name of its own: its method, and its target or a number where that is not enough."""
-    named: dict[str, Explanation] = {}
+    named: dict[str, AnyExplanation] = {}
     for explanation in group:
         label = name(explanation.method)
         if not _one_target(group):
@@ -116,16 +119,21 @@ def labelled(group: Sequence[Explanation]) -> dict[str, Explanation]:
     return named
 
 
-def _explained(group: Sequence[Explanation]) -> Markup:
+def _explained(group: Sequence[AnyExplanation]) -> Markup:
     targets = list(dict.fromkeys(wording.target_line(explanation) for explanation in group))
     return tag("div", tag("p", "Explained", class_="ch-label"), *(tag("p", target) for target in targets))
 
 
-def _one_target(group: Sequence[Explanation]) -> bool:
+def _one_target(group: Sequence[AnyExplanation]) -> bool:
     return len({str(explanation.target.get("name")) for explanation in group}) == 1
 
 
-def _title(explanations: Sequence[Explanation], inputs: int) -> str:
+def _scaled(explanations: Sequence[AnyExplanation]) -> str:
+    several = any(len(explanation.parts) > 1 for explanation in explanations)
+    return "each method’s by its largest score" + (" in each stream" if several else "")
+
+
+def _title(explanations: Sequence[AnyExplanation], inputs: int) -> str:
     if inputs == 1:
         return wording.heading(explanations[0]) if _one_target(explanations) else "Why?"
     return f"{inputs} inputs explained"
@@ -157,7 +165,7 @@ def _both(level: int) -> str:
 
 
 def _rule(level: int, background: str, text: str) -> str:
-    return f".clearhead .{cards.level_class(level)}{{--c:{background};--i:{text}}}"
+    return f".clearhead .{views.level_class(level)}{{--c:{background};--i:{text}}}"
 
 
 @cache

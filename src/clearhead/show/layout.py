@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from unicodedata import category
 
-from clearhead.units import Units
+from clearhead.explanation import Explanation
+from clearhead.units import LEVELS, Units
 
 #: Characters that change the direction of what follows them, or are not there to be seen.
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -37,6 +39,19 @@ Line = list[Piece]
 
 #: How many characters of unseen text are kept.
 CUT = 400
+
+
+Shape = Literal["grid", "boxes", "time", "text", "list"]
+
+
+def shape(explanation: Explanation) -> Shape:
+    """How units lie: on a picture's grid, in boxes over it, along time, in a text; otherwise they make a mere list."""
+    units = explanation.units
+    if units.grid is not None:
+        return "grid"
+    if units.boxes is not None and explanation.picture is not None:
+        return "boxes"
+    return "time" if units.kind == "frame" else "text" if units.kind in LEVELS else "list"
 
 
 def name(raw: str) -> str:

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from clearhead.explanation import Explanation
-from clearhead.show.colours import LEVELS, NO_SCORE, colour, every_level, largest, levels, of_level
+from clearhead.show.colours import LEVELS, NO_SCORE, Rgb, colour, every_level, largest, levels, of_level
+from clearhead.units import Box
 
 Pixels = UInt8[np.ndarray, "height width 3"]
 #: The longest side of a picture in a page.
@@ -58,10 +59,12 @@ def _bilinear(values: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def overlaid(explanation: Explanation, height: int, width: int, opacity: float = 0.85) -> Pixels:
-    """The grey picture with the heat map over it."""
-    steps = levels(upsampled(explanation.heat_map(), height, width), largest(explanation))
-    glaze = _glaze()[steps + LEVELS]
+def overlaid(
+    explanation: Explanation, height: int, width: int, opacity: float = 0.85, full: float | None = None
+) -> Pixels:
+    """The grey picture with the heat map over it, or with its regions; full colour is the largest score, or `full`."""
+    painted = _in_boxes if explanation.units.grid is None else _on_grid
+    glaze = _glaze()[painted(explanation, height, width, full or largest(explanation)) + LEVELS]
     alpha = glaze[..., 3:] / 255 * opacity
     below = np.full((height, width, 3), 255.0)
     if explanation.picture is not None:
@@ -69,9 +72,51 @@ def overlaid(explanation: Explanation, height: int, width: int, opacity: float =
     return np.rint(below * (1 - alpha) + glaze[..., :3] * alpha).astype(np.uint8)
 
 
+def _on_grid(explanation: Explanation, height: int, width: int, full: float) -> Int[np.ndarray, "{height} {width}"]:
+    return levels(upsampled(explanation.heat_map(), height, width), full)
+
+
+def _in_boxes(explanation: Explanation, height: int, width: int, full: float) -> Int[np.ndarray, "{height} {width}"]:
+    """Boxes filled with their level, the strongest on top."""
+    steps = levels(explanation.scores, full)
+    painted = np.zeros((height, width), dtype=int)
+    for place in np.argsort(np.abs(steps), kind="stable"):
+        box = (explanation.units.boxes or ())[place]
+        if box is not None:
+            left, top, right, bottom = edges(box, height, width)
+            painted[top:bottom, left:right] = steps[place]
+    return painted
+
+
+def edges(box: Box, height: int, width: int) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom in pixels, within the picture and at least one pixel apart.
+
+    >>> edges((-0.1, 0.5, 0.25, 0.5), 10, 20)
+    (0, 5, 5, 6)
+    """
+    left, top = (min(max(int(part * size), 0), size - 1) for part, size in zip(box[:2], (width, height), strict=True))
+    ends = (min(round(part * size), size) for part, size in zip(box[2:], (width, height), strict=True))
+    right, bottom = (max(end, start + 1) for end, start in zip(ends, (left, top), strict=True))
+    return left, top, right, bottom
+
+
+def framed(pixels: Pixels, box: Box, rgb: Rgb = (0, 0, 0)) -> Pixels:
+    """The picture with the outline of a box."""
+    drawn = pixels.copy()
+    left, top, right, bottom = edges(box, *pixels.shape[:2])
+    drawn[[top, bottom - 1], left:right] = rgb
+    drawn[top:bottom, [left, right - 1]] = rgb
+    return drawn
+
+
 def heat_address(explanation: Explanation, height: int, width: int) -> str:
     """The heat map alone, smooth, to be laid over a picture."""
-    return _indexed(levels(upsampled(explanation.heat_map(), height, width), largest(explanation)), _glaze())
+    return _indexed(_on_grid(explanation, height, width, largest(explanation)), _glaze())
+
+
+def glaze_address(heat: Float[np.ndarray, "row column"], full: float) -> str:
+    """A heat map of one pixel per patch, to be laid over a picture."""
+    return _indexed(levels(heat, full), _glaze())
 
 
 def patch_address(heat: Float[np.ndarray, "row column"], full: float) -> str:

@@ -1,16 +1,11 @@
 """Explanations in a terminal: coloured text, bars, pictures in half blocks; without colours, the words say it all."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from rich.cells import cell_len
-from rich.color import Color
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -18,57 +13,75 @@ from rich.text import Text
 from clearhead.aggregation import Aggregate
 from clearhead.comparison import Comparison
 from clearhead.explanation import Explanation
+from clearhead.joint import AnyExplanation
 from clearhead.show import pictures, wording
+from clearhead.show.cells import AGAINST, FOR, PAPER, STEPS, Blocks, Matrix, Moments, shade
 from clearhead.show.colours import DARK, LEVELS, NO_SCORE, Rgb, hexed, ink, largest, levels, of_level, painted
-from clearhead.show.layout import Piece, lines, name
+from clearhead.show.layout import Piece, lines, name, shape
 
-# Whether a terminal is dark cannot be asked, so coloured text brings its own dark paper and is the same on both.
-PAPER = of_level(0, DARK)
 _PLAIN = f"#d6d4cf on {hexed(PAPER)}"
 _MUTED = f"#8d9098 on {hexed(PAPER)}"
-_FOR, _AGAINST = (hexed(of_level(sign * LEVELS * 3 // 4, DARK)) for sign in (1, -1))
 _WARN = "bold black on #f5a26f"
-#: How many cells wide a picture is.
-WIDTH = 36
+_FRAME: Rgb = (255, 255, 255)
+#: How many cells wide a picture is, and one of several.
+WIDTH, SMALL = 36, 24
 
 
-def render(explanation: Explanation) -> RenderableType:
-    """One explanation: target, coloured input, strongest units, prediction, certificate."""
-    return Group(
-        *_opening(explanation),
-        "",
-        _views(explanation) if explanation.units.grid is not None else _paper(text(explanation)),
-        _legend(explanation),
-        "",
-        _beside(_strongest(explanation), _predictions(explanation)),
-        "",
-        Text(wording.certificate_line(explanation), style="dim"),
-    )
+def render(explanation: AnyExplanation) -> RenderableType:
+    """One explanation: target, coloured input, strongest units, prediction, certificate; streams one after another."""
+    inputs, _ = wording.streams(explanation)
+    made: list[RenderableType] = [*_opening(explanation)]
+    for part in inputs:
+        made += ["", *([Text(name(part.stream), style="bold underline")] if len(inputs) > 1 else [])]
+        made += [*_stream(part), ""]
+        last = part is inputs[-1]
+        made.append(_beside(_strongest(part), _predictions(explanation) if last else None))
+    return Group(*made, "", Text(wording.certificate_line(explanation), style="dim"))
+
+
+def _stream(explanation: Explanation) -> Iterator[RenderableType]:
+    """The units of one stream where they lie, and step by step."""
+    match shape(explanation):
+        case "grid" | "boxes":
+            yield _views(explanation)
+        case "time":
+            yield Moments(explanation)
+        case "text":
+            yield _paper(text(explanation))
+    yield _legend(explanation)
+    if explanation.steps is not None and explanation.matrix is not None:
+        full = wording.number(largest(explanation, explanation.matrix), 3)
+        yield Text(f"\nStep by step; full colour is {full}", style="bold")
+        yield _step_maps(explanation) if shape(explanation) == "grid" else Matrix(explanation)
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
     """Methods under one another on the same text, or beside one another on the same picture, and their agreement."""
     first = next(iter(comparison.explanations.values()))
     named = {name(method): explanation for method, explanation in comparison.explanations.items()}
-    if first.units.grid is not None:
-        shown: RenderableType = Columns([_heat(e, method) for method, e in named.items()], padding=(0, 2))
-    else:
-        shown = Table.grid(padding=(0, 2, 0, 0))
-        for number, (method, explanation) in enumerate(named.items()):
-            if number:
-                shown.add_row()
-            top = ", ".join(f"{name(what)} {wording.number(score, 2)}" for what, score in explanation.top(3))
-            shown.add_row(Text(method, style="bold"), _paper(text(explanation), (0, 1)))
-            shown.add_row("", Text(f"highest: {top}", style="dim"))
-    return Group(
-        *_opening(first, method=False),
-        "",
-        shown,
-        "",
-        _beside(_agreement(comparison), _predictions(first)),
-        "",
-        Text(wording.certificate_line(first), style="dim"),
-    )
+    made: list[RenderableType] = [*_opening(first, method=False)]
+    agreements = comparison.agreements
+    for stream, tau in agreements.items():
+        made += ["", *([Text(name(stream), style="bold underline")] if len(agreements) > 1 else [])]
+        made += [_side_by_side({method: e[stream] for method, e in named.items()}), ""]
+        last = stream == list(agreements)[-1]
+        made.append(_beside(_agreement(list(named), tau), _predictions(first) if last else None))
+    return Group(*made, "", Text(wording.certificate_line(first), style="dim"))
+
+
+def _side_by_side(named: dict[str, Explanation]) -> RenderableType:
+    """The same stream by several methods."""
+    if shape(next(iter(named.values()))) in ("grid", "boxes"):
+        return Columns([_heat(explanation, method) for method, explanation in named.items()], padding=(0, 2))
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    for number, (method, explanation) in enumerate(named.items()):
+        if number:
+            shown.add_row()
+        top = ", ".join(f"{name(what)} {wording.number(score, 2)}" for what, score in explanation.top(3))
+        drawn = Moments(explanation) if shape(explanation) == "time" else _paper(text(explanation), (0, 1))
+        shown.add_row(Text(method, style="bold"), drawn)
+        shown.add_row("", Text(f"highest: {top}", style="dim"))
+    return shown
 
 
 def render_aggregate(aggregate: Aggregate, count: int = 20) -> RenderableType:
@@ -110,7 +123,7 @@ def _paper(content: Text, padding: tuple[int, int] = (1, 2)) -> Padding:
     return Padding(content, padding, style=f"on {hexed(PAPER)}")
 
 
-def _opening(explanation: Explanation, method: bool = True) -> Iterable[Text]:
+def _opening(explanation: AnyExplanation, method: bool = True) -> Iterable[Text]:
     said = Text(wording.heading(explanation), style="bold")
     said.append(f"  {wording.target_line(explanation)}", style="not bold")
     said.append(f"  by {name(explanation.method)}" if method else "", style="dim not bold")
@@ -159,17 +172,19 @@ def _bar(value: float, signed: bool, width: int = 16, style: str | None = None) 
     share = 0.0 if np.isnan(value) else min(abs(value), 1.0)
     whole, half = divmod(max(round(share * room * 2), 1 if share else 0), 2)
     if value < 0:
-        return Text(("╺" * half + "━" * whole).rjust(room) + " " * room, style=style or _AGAINST)
-    return Text((" " * room if signed else "") + ("━" * whole + "╸" * half).ljust(room), style=style or _FOR)
+        return Text(("╺" * half + "━" * whole).rjust(room) + " " * room, style=style or AGAINST)
+    return Text((" " * room if signed else "") + ("━" * whole + "╸" * half).ljust(room), style=style or FOR)
 
 
-def _predictions(explanation: Explanation) -> Table | None:
+def _predictions(explanation: AnyExplanation) -> Table | None:
     said = wording.predictions(explanation)
     if not said:
         return None
     explained = name(str(explanation.target.get("name")))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.title, table.title_justify, table.title_style = "Prediction", "left", "bold"
+    if not explanation.prediction:
+        table.title = "Found"
     for label, share, shown in said:
         style = "bold" if label == explained else ""
         drawn = _bar(share, signed=False, width=12, style="grey62") if share is not None else Text()
@@ -177,13 +192,11 @@ def _predictions(explanation: Explanation) -> Table | None:
     return table
 
 
-def _agreement(comparison: Comparison) -> Table:
+def _agreement(methods: Sequence[str], tau: np.ndarray) -> Table:
     table = Table(title="Agreement, Kendall’s τ-b", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column()
-    methods = [name(method) for method in comparison.methods]
     for method in methods:
         table.add_column(Text(method), justify="center")
-    tau = comparison.agreement
     steps = levels(tau, 1.0)
     for i, method in enumerate(methods):
         cells = [
@@ -195,15 +208,34 @@ def _agreement(comparison: Comparison) -> Table:
 
 
 def _views(explanation: Explanation) -> RenderableType:
-    """The picture beside its heat map."""
+    """The picture, with what was found in it, beside its heat map."""
+    caption = "heat map" if explanation.units.grid is not None else "regions"
     if explanation.picture is None:
-        return _heat(explanation, "heat map")
+        return _heat(explanation, caption)
     height, width = pictures.size(explanation, WIDTH)
-    picture = Blocks(pictures.resized(explanation.picture, height, width), "picture")
-    return Columns([picture, _heat(explanation, "heat map")], padding=(0, 3))
+    pixels = pictures.resized(explanation.picture, height, width)
+    for _, box in wording.boxes(explanation).values():
+        pixels = pictures.framed(pixels, box, _FRAME)
+    return Columns([Blocks(pixels, "picture"), _heat(explanation, caption)], padding=(0, 3))
 
 
-def _heat(explanation: Explanation, caption: str) -> "Blocks":
+def _step_maps(explanation: Explanation) -> RenderableType:
+    """One small heat map for each of the first steps, with the box of what was found."""
+    assert explanation.steps is not None and explanation.matrix is not None
+    made, boxes, full = [], wording.boxes(explanation), largest(explanation, explanation.matrix)
+    for place, step in enumerate(explanation.steps[:STEPS]):
+        alone = explanation.step(place)
+        height, width = pictures.size(alone, SMALL)
+        pixels = pictures.overlaid(alone, height, width, opacity=0.95, full=full)
+        if place in boxes:
+            pixels = pictures.framed(pixels, boxes[place][1], _FRAME)
+        made.append(Blocks(pixels, wording.short(name(step), SMALL), _shades(alone, full)))
+    maps = Columns(made, padding=(1, 2))
+    rest = len(explanation.steps) - len(made)
+    return Group(maps, Text(f"shown: the first {len(made)} of {rest + len(made)} steps", style="dim")) if rest else maps
+
+
+def _heat(explanation: Explanation, caption: str) -> Blocks:
     height, width = pictures.size(explanation, WIDTH)
     if explanation.picture is not None:
         pixels = pictures.overlaid(explanation, height, width, opacity=0.95)
@@ -212,36 +244,9 @@ def _heat(explanation: Explanation, caption: str) -> "Blocks":
     return Blocks(pixels, caption, _shades(explanation))
 
 
-def _shades(explanation: Explanation) -> list[str]:
+def _shades(explanation: Explanation, full: float | None = None) -> list[str]:
     """The patches in five signs, for a terminal that has no colours."""
-    strengths = np.nan_to_num(np.abs(levels(explanation.heat_map(), largest(explanation)))) / LEVELS
-    return ["".join(" ·░▒▓█"[min(5, int(np.ceil(cell * 5)))] * 2 for cell in row) for row in strengths]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Pixels as half blocks, two rows of them in each line; signs where there are no colours."""
-
-    pixels: np.ndarray
-    caption: str
-    plain: Sequence[str] = ()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if console.color_system is None:
-            yield from (Text(line) for line in (*self.plain, *([self.caption] if self.plain else [])))
-            return
-        even = self.pixels if len(self.pixels) % 2 == 0 else np.vstack([self.pixels, self.pixels[-1:]])
-        for top, bottom in zip(even[::2], even[1::2], strict=True):
-            for above, below in zip(top, bottom, strict=True):
-                yield Segment("▀", Style(color=_colour(above), bgcolor=_colour(below)))
-            yield Segment.line()
-        yield Text(self.caption, style="dim")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        lines = [*self.plain, self.caption if self.plain else ""]
-        width = max(map(cell_len, lines)) if console.color_system is None else self.pixels.shape[1]
-        return Measurement(width, width)
-
-
-def _colour(pixel: np.ndarray) -> Color:
-    return Color.from_rgb(*(int(part) for part in pixel))
+    if explanation.units.grid is None:
+        return []
+    steps = levels(explanation.heat_map(), full or largest(explanation))
+    return ["".join(shade(int(step)) * 2 for step in row) for row in steps]

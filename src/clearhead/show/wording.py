@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 
 from clearhead.explanation import Explanation
+from clearhead.joint import AnyExplanation
 from clearhead.show.layout import name
+from clearhead.units import Box
 
 NO_SCORE = "no score"
+#: How much of a long answer stands in a heading.
+LONG = 80
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -70,6 +74,36 @@ def words_of(explanation: Explanation) -> dict[int, str]:
     return {place: name(words.names[word]) for place, word in enumerate(parents) if sizes[word] > 1}
 
 
+def streams(explanation: AnyExplanation) -> tuple[list[Explanation], list[Explanation]]:
+    """The streams that are input, and those that are only part of the model, such as a detector's queries."""
+    inputs: list[Explanation] = []
+    rest: list[Explanation] = []
+    for part in explanation.parts.values():
+        (inputs if len(part.units.drop_special()) else rest).append(part)
+    return (inputs, rest) if inputs else (rest, [])
+
+
+def row_names(explanation: Explanation) -> list[str]:
+    """What the rows of the matrix stand for: steps, or the units themselves."""
+    if explanation.steps is not None:
+        return [name(step) for step in explanation.steps]
+    return [unit_label(explanation, place) for place in range(len(explanation))]
+
+
+def described(explanation: AnyExplanation) -> list[Mapping[str, Any]]:
+    """The steps of the target, each by itself; the target alone where there are none."""
+    return list(explanation.target.get("steps") or [explanation.target])
+
+
+def boxes(explanation: AnyExplanation) -> dict[int, tuple[str, Box]]:
+    """What was found where: the name and the box of each step that has one."""
+    return {
+        place: (name(str(step.get("label", step.get("name")))), tuple(step["box"]))
+        for place, step in enumerate(described(explanation))
+        if step.get("box") is not None
+    }
+
+
 def hover(explanation: Explanation, place: int) -> str:
     """What is said about a unit under the pointer: its name and its raw score."""
     return f"{unit_label(explanation, place)}: {number(float(explanation.scores[place]), 6)}"
@@ -85,21 +119,50 @@ def strongest(explanation: Explanation, count: int) -> list[int]:
     return [int(i) for i in chosen[np.argsort(-values, kind="stable")]]
 
 
-def heading(explanation: Explanation) -> str:
-    return f"Why {name(str(explanation.target.get('name', 'this')))}?"
+def short(text: str, most: int = LONG) -> str:
+    """
+    >>> short("a long answer", 9)
+    'a long a…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def target_line(explanation: Explanation) -> str:
+def heading(explanation: AnyExplanation) -> str:
+    what = short(name(str(explanation.target.get("name", "this"))))
+    return f"Why “{what}”?" if explanation.target.get("kind") == "similarity" else f"Why {what}?"
+
+
+def step_titles(explanation: AnyExplanation) -> list[str]:
+    """What is said about each step under the pointer: its name and value, and how sure the model is."""
+    steps = described(explanation)
+    if len(steps) != len(explanation.steps or ()):
+        return [name(step) for step in explanation.steps or ()]
+    return [
+        f"{name(str(step.get('name')))}: {name(str(step.get('scale') or 'value'))} {number(step.get('value'))}"
+        + (f", {percent(step['probability'])}" if step.get("probability") is not None else "")
+        for step in steps
+    ]
+
+
+def target_line(explanation: AnyExplanation) -> str:
     """Which number was explained: name, scale, value, and whether it is what the model predicted."""
-    target, measures = explanation.target, "value" in explanation.prediction
+    target, prediction = explanation.target, explanation.prediction
+    measures = "value" in prediction and prediction.get("label") != "similarity"
     scale, value = target.get("scale"), target.get("value")
     scale = "output" if measures and scale == "logit" else scale
-    said = f"{scale} of {name(str(target.get('name')))}" if scale else name(str(target.get("name")))
+    what = short(name(str(target.get("name"))))
+    said = f"{scale} of {what}" if scale else what
+    if target.get("kind") == "similarity":
+        said = f"{scale} with “{what}”"
     said += f" = {number(float(value))}" if value is not None else ""
     kind = str(target.get("kind") or "")
     kind = _MEASURES.get(kind, kind) if measures else kind
     if target.get("mask") is not None:
         return f"{said}, {_AT_MASK.get(kind, kind)} at mask {target['mask']}"
+    if target.get("place") is not None:
+        return f"{said}, {_AT_PLACE.get(kind, kind + ' at')} {target['place']}"
+    if kind == "several":
+        return f"{said}, the sum of {len(target.get('steps') or ())} steps"
     kind = _KINDS.get(kind, kind)
     return f"{said}, {kind}" if kind else said
 
@@ -110,6 +173,15 @@ _KINDS = {
     "contrast": "a contrast",
     "masked word": "the masked word",
     "callable": "a function of the output",
+    "similarity": "how alike the two are",
+}
+#: The same at one place of an answer that has many; the place follows.
+_AT_PLACE = {
+    "generated word": "the word at step",
+    "detection": "what is found by query",
+    "token label": "the label of token",
+    "answer": "the answer’s",
+    "contrast": "a contrast at",
 }
 #: The same where the classes are the words of a vocabulary.
 _AT_MASK = {"predicted": "the predicted word", "masked word": "the word asked for", "contrast": "a contrast of words"}
@@ -117,19 +189,21 @@ _AT_MASK = {"predicted": "the predicted word", "masked word": "the word asked fo
 _MEASURES = {"predicted": "what the model measures", "label": "the measure asked for"}
 
 
-def predictions(explanation: Explanation) -> list[tuple[str, float | None, str]]:
-    """The labels with the largest probabilities: name, share, and the share as text.
+def predictions(explanation: AnyExplanation) -> list[tuple[str, float | None, str]]:
+    """The labels with the largest probabilities, or the objects found: name, share, and the share as text.
 
     A model that measures has no shares, only its outputs.
     """
-    rows = []
-    for row in explanation.prediction.get("top") or ():
+    rows: list[tuple[str, float | None, str]] = []
+    found = [step for step in explanation.target.get("steps") or () if step.get("probability") is not None]
+    for row in explanation.prediction.get("top") or found:
         share = row.get("probability")
-        rows.append((name(str(row["label"])), share, number(row.get("logit")) if share is None else percent(share)))
+        label = name(str(row.get("label", row.get("name"))))
+        rows.append((label, share, number(row.get("logit")) if share is None else percent(share)))
     return rows
 
 
-def truncation(explanation: Explanation) -> str | None:
+def truncation(explanation: AnyExplanation) -> str | None:
     """A sentence if the model did not see the whole input."""
     count = explanation.certificate.get("truncated_tokens") or 0
     if not count:
@@ -138,12 +212,12 @@ def truncation(explanation: Explanation) -> str | None:
     return f"{tokens} cut off: the model never saw them, and nothing here speaks of them."
 
 
-def method_line(explanation: Explanation) -> str:
+def method_line(explanation: AnyExplanation) -> str:
     citation = explanation.provenance.get("citation")
     return "" if citation in (None, "", "–") else str(citation)
 
 
-def certificate_line(explanation: Explanation) -> str:
+def certificate_line(explanation: AnyExplanation) -> str:
     """What was checked, in one line."""
     certificate = explanation.certificate
     parts = []
@@ -160,7 +234,7 @@ def certificate_line(explanation: Explanation) -> str:
     return " · ".join(parts)
 
 
-def certificate_rows(explanation: Explanation) -> list[tuple[str, str]]:
+def certificate_rows(explanation: AnyExplanation) -> list[tuple[str, str]]:
     """Everything that was checked, with what the scores add up from where the method has that."""
     rows = [(_spoken(key), _said(value)) for key, value in explanation.certificate.items()]
     if explanation.base_value is not None:
@@ -200,3 +274,17 @@ def head_names(explanation: Explanation, count: int) -> list[str]:
 def layer_caption(explanation: Explanation) -> str:
     depths = explanation.provenance.get("parts") == "depths"
     return "Scores read after each layer" if depths else "What each layer adds to the scores"
+
+
+def moments(explanation: Explanation, most: int) -> list[tuple[str, float]]:
+    """Frames of a sound in at most so many moments: from when to when, and the strongest score in it."""
+    names, scores = explanation.units.names, explanation.scores
+    size = -(-len(names) // most)
+    found = []
+    for start in range(0, len(names), size):
+        stop = min(start + size, len(names))
+        inside = scores[start:stop].astype(float)
+        strongest = inside[int(np.argmax(np.nan_to_num(np.abs(inside), nan=-1.0)))]
+        first, last = name(names[start]), name(names[stop - 1])
+        found.append((first if size == 1 else f"{first} … {last}", float(strongest)))
+    return found
