@@ -42,8 +42,9 @@ format: .venv/.stamp ## let ruff put the code in shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp ## what recording costs: time ratios and peak memory
+bench: .venv/.stamp ## what recording costs, and explaining an answer word by word: time ratios and peak memory
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
+	.venv/bin/python benchmarks/generated_tokens.py
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clearhead.aggregation import aggregate, to_frame
     from clearhead.comparison import Comparison, compare
+    from clearhead.converting import Conversion, convert
     from clearhead.errors import ClearheadError, InputError, Refusal
     from clearhead.explainer import Explainer
     from clearhead.explanation import Explanation, from_dict
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from clearhead.recording.tape import Call, Tape
     from clearhead.show.html import report
     from clearhead.subjects import Subject, register_subject
+    from clearhead.subjects.own_pictures import Pictures
+    from clearhead.subjects.own_tokens import Tokens
     from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
     from clearhead.units import Units
 
@@ -33,6 +36,8 @@ _WHERE = {
     "to_frame": "aggregation",
     "Comparison": "comparison",
     "compare": "comparison",
+    "Conversion": "converting",
+    "convert": "converting",
     "ClearheadError": "errors",
     "InputError": "errors",
     "Refusal": "errors",
@@ -51,6 +56,8 @@ _WHERE = {
     "Call": "recording.tape",
     "Tape": "recording.tape",
     "report": "show.html",
+    "Pictures": "subjects.own_pictures",
+    "Tokens": "subjects.own_tokens",
     "Subject": "subjects",
     "register_subject": "subjects",
     "Answer": "targets",
@@ -70,6 +77,7 @@ __all__ = [
     "ClearheadError",
     "Comparison",
     "Contrast",
+    "Conversion",
     "Explainer",
     "Explanation",
     "Fold",
@@ -79,6 +87,7 @@ __all__ = [
     "Label",
     "MaskedWord",
     "Method",
+    "Pictures",
     "Predicted",
     "Query",
     "Refusal",
@@ -86,9 +95,11 @@ __all__ = [
     "Subject",
     "Tape",
     "TokenLabel",
+    "Tokens",
     "Units",
     "aggregate",
     "compare",
+    "convert",
     "from_dict",
     "load",
     "models",

@@ -17,6 +17,7 @@ from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Tape
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
+from clearhead.subjects.hiding import why_not as why_not_hidden
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
@@ -33,6 +34,8 @@ class Applies:
     cost: str
     applies: bool
     why_not: str = ""
+    #: What to know before using it.
+    note: str = ""
 
 
 class Explainer:
@@ -177,7 +180,7 @@ class Explainer:
         for name in sorted(REGISTRY):
             declaration = REGISTRY[name].declaration
             why_not = problem or self._why_not(Method(name)) or ""
-            lines.append(Applies(name, declaration.family, declaration.cost, not why_not, why_not))
+            lines.append(Applies(name, declaration.family, declaration.cost, not why_not, why_not, declaration.note))
         return lines
 
     def _normalised(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:
@@ -212,6 +215,7 @@ class Explainer:
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
+                self.sample_tested = samples[0]
                 self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
                 self.recorder.test(plan.batch, plan.leaves, self.subject.padded(samples[0]))
         assert self.recorder.tested is not None
@@ -226,9 +230,16 @@ class Explainer:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
             return reason
+        if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
+            return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
                 return reason
+            if tested.mixes:
+                return (
+                    f"in {name} positions see each other past the attention, too (convolutions, recurrences), which "
+                    "its maps do not show; gradients of the input do"
+                )
             if tested.crosses and method.name not in ACROSS:
                 with_it = ", ".join(sorted(ACROSS))
                 return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"

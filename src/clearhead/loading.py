@@ -162,7 +162,7 @@ def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
         pipeline = model
         model = pipeline.model
         parts = [
-            getattr(pipeline, kind, None) for kind in ("tokenizer", "image_processor", "feature_extractor", "processor")
+            getattr(pipeline, kind, None) for kind in ("processor", "tokenizer", "image_processor", "feature_extractor")
         ]
         processor = processor or next((part for part in parts if part is not None), None)
     if not isinstance(model, nn.Module) or not (isinstance(processor, Reader) or hasattr(model, "config")):

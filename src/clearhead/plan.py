@@ -11,9 +11,9 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
-from clearhead.recording.recorder import Rows
+from clearhead.recording.recorder import Recorder, Rows
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import ALONG_UNITS, Call, Tape
+from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
@@ -31,7 +31,9 @@ class Plan:
         self.steps = len(targets[0])
         self.targets = [own[step] for step in range(self.steps) for own in targets]
         # each target sees its own part of the sample: what comes after it neither counts nor is looked at
-        self.samples = [subject.cut(s, [target]) for s, target in zip([*samples] * self.steps, self.targets, strict=True)]
+        pairs = zip([*samples] * self.steps, self.targets, strict=True)
+        self.samples = [subject.cut(sample, [target]) for sample, target in pairs]
+        self.given = list(samples)
         self.batch = subject.collate(samples)
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
@@ -161,6 +163,24 @@ class Reading:
         if self.across is not None:
             return {stream: _checked(part, self.across, stream) for stream, part in self.across.finish(tape).items()}
         return {stream: _checked(fold.finish(tape), fold, stream) for stream, fold in self.folds.items()}
+
+
+def recorded(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest, asks: Asks) -> Tape:
+    """One pass over the batch, whose calls all methods are handed that want them."""
+    places = [
+        i
+        for i, place in enumerate(tested.places)
+        if any(reading.wants(place.query_stream, place.key_stream, place.layer) for reading in readings)
+    ]
+    device = plan.subject.device
+
+    def visit(call: Call) -> None:
+        # a model may be spread over several devices: what it left on each is brought together
+        gathered = call if all(part.device == device for _, part in call.tensors()) else call.to(device)
+        for reading in readings:
+            reading.visit(gathered)
+
+    return recorder.run(plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows)
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:

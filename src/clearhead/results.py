@@ -36,7 +36,13 @@ class Request:
 
     @property
     def reading(self) -> dict[str, Any]:
-        given = {"max_length": self.how.max_length, "truncation_side": self.how.truncation_side}
+        how = self.how
+        given = {
+            "max_length": how.max_length,
+            "truncation_side": how.truncation_side,
+            "answer": how.answer if isinstance(how.answer, str) else None,
+            "max_new_tokens": None if how.max_new_tokens == How.max_new_tokens else how.max_new_tokens,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -79,8 +85,8 @@ def explanation_of(
         "method": str(reading.method),
         "target": _target(steps, plan.subject),
         "prediction": _prediction(first.logits, plan.subject) if count == 1 else {},
-        "certificate": _certificate(plan, first.place, request, tested),
-        "provenance": _provenance(steps[-1].done.plan, steps[-1].place, reading, request),
+        "certificate": {**_certificate(plan, first.place, request, tested), **_checks(steps, m)},
+        "provenance": _provenance(steps[-1].done.plan, steps[-1].place, reading, request) | _chosen(first, m),
     }
     streams: dict[str, Explanation] = {}
     for stream, axis in sample.axes.items():
@@ -176,11 +182,28 @@ def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest) -> dict
     }
 
 
+def _checks(steps: Sequence[Step], m: int) -> dict[str, Any]:
+    """What the method itself measured: the worst of all steps and streams."""
+    found: dict[str, float] = {}
+    for step in steps:
+        for part in step.done.parts[m].values():
+            for name, figures in (part.checks or {}).items():
+                found[name] = max(found.get(name, 0.0), float(figures[step.place]))
+    return {"checks": found} if found else {}
+
+
+def _chosen(step: Step, m: int) -> dict[str, str]:
+    """What the method chose where the caller left it open."""
+    parts = step.done.parts[m].values()
+    return {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
+
+
 def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[str, Any]:
     """Where a result comes from: enough to get it again."""
     method, readout = reading.method, plan.subject.readout
     declaration = method.declaration
     layers = next(iter(reading.layers.values())) if len(reading.layers) == 1 else None
+    given = getattr(plan.samples[i], "given", False) and "answer" not in request.reading
     return {
         "model": plan.subject.name,
         "model_class": plan.subject.model_class,
@@ -188,7 +211,7 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in method.options},
         "layers": [layers.start, layers.stop] if layers is not None and "layers" in declaration.has else None,
         "heads": reading.any_fold.heads,
-        "reading": request.reading,
+        "reading": {**request.reading, **({"answer": list(getattr(plan.samples[i], "answer", ()))} if given else {})},
         "profile": None if request.profile is None else request.profile.name,
         "loading": {
             **({} if plan.subject.task is None else {"task": plan.subject.task}),

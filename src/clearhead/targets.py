@@ -202,6 +202,16 @@ class Target:
                 return "masked word" if masked else "label"
 
 
+@dataclass(frozen=True)
+class Pinned(Target):
+    """A target whose classes were found on one input, for others like it: what is predicted there does not count."""
+
+    found: tuple[int, int | None] = (0, None)
+
+    def classes(self, scores: Float[Tensor, "label"], labels: Labels) -> tuple[int, int | None]:
+        return self.found
+
+
 def make_target(given: TargetLike, scale: str = "logit") -> Target:
     """Whatever the caller wrote, as a `Target`.
 

@@ -159,6 +159,21 @@ def test_batched_is_single_for_every_method(family):
                 assert np.allclose(e.scores, e.matrix.sum(0), rtol=1e-12)
 
 
+def test_every_method_that_applies_explains_a_step_together_as_alone():
+    """Also those that have no slow twin here, random numbers among them."""
+    ex = explainer()
+    methods = [line.name for line in ex.methods() if line.applies]
+    together = ex.explain(PROMPTS[2], methods, answer=ANSWERS[2])
+    ids, count = ids_of(PROMPTS[2], ANSWERS[2])
+    for step in (0, count - 1):
+        before = ids[None, : len(ids) - count + step]
+        given = {"input_ids": before, "attention_mask": torch.ones_like(before)}
+        for method, alone in ex.explain(given, methods, int(ids[step - count])).items():
+            row, size = together[method].matrix[step], np.abs(alone.scores).max()
+            assert np.abs(row[: len(alone)] - alone.scores).max() <= 1e-9 * size, method
+            assert not row[len(alone) :].any(), method
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_logits_are_real(family):
     certificate = explainer(family).explain(PROMPTS[0]).certificate
@@ -197,7 +212,9 @@ def test_an_operation_that_cannot_be_batched_gets_one_backward_pass_a_step():
     together = ex.explain(PROMPTS[0], answer=ANSWERS[0])
     ids, count = ids_of(PROMPTS[0], ANSWERS[0])
     for step in range(count):
-        alone = ex.explain({"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[len(ids) - count + step]))
+        alone = ex.explain(
+            {"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[len(ids) - count + step])
+        )
         assert np.allclose(together.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
 
 
@@ -292,9 +309,9 @@ def test_padding_on_either_side_is_none():
         padded = ex.explain(given, ["generic", "attention-gradcam"])
         for method, e in padded.items():
             assert e.tokens == plain[method].tokens and np.array_equal(e.scores, plain[method].scores)
+    mask = ones.clone()
+    mask[0, 2] = 0
     with pytest.raises(InputError, match="hides tokens inside"):
-        mask = ones.clone()
-        mask[0, 2] = 0
         ex.explain({"input_ids": ids[None], "attention_mask": mask})
 
 
@@ -410,3 +427,11 @@ def test_a_tape_of_one_step():
     steps = ex.record(PROMPTS[0], "attention_gradient", answer=ANSWERS[0])
     count = ids_of(PROMPTS[0], ANSWERS[0])[1]
     assert steps.calls[0].attention_gradient.shape[0] == count == len(steps.value)
+
+
+def test_the_pair_behind_a_looked_up_value_is_found():
+    """The zoo's model that looks up keys: the last map looks at the pair alone."""
+    if "recall" not in clearhead.models():
+        pytest.skip("zoo:recall has not landed")
+    e = clearhead.load("zoo:recall").explain("k7 v2 k3 v9 k3 →", "attention")
+    assert e.prediction["label"] == "v9" and {name for name, _ in e.top(2)} == {"k3", "v9"}

@@ -350,6 +350,35 @@ def test_the_model_is_untouched():
     assert model.generation_config.to_dict() == settings
 
 
+def whisper() -> Any:
+    settings = {**_BODY, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 30}
+    for gone in ("max_position_embeddings", "forced_eos_token_id"):
+        settings.pop(gone)
+    torch.manual_seed(7)
+    more = {"decoder_start_token_id": 0, "suppress_tokens": None, "begin_suppress_tokens": None}
+    return transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**{**settings, **more})).double()
+
+
+def test_a_sound_and_the_words_it_becomes():
+    """Whisper: frames of a sound are the source; together = alone here, too."""
+    ex = clearhead.load(whisper().eval())
+    sounds, prefix = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(3)), torch.tensor([[0, 40, 41, 42]])
+    e = ex.explain({"input_features": sounds[:1]}, max_new_tokens=3)
+    assert e.streams == STREAMS and e["source"].tokens[:3] == ["0.00s", "0.02s", "0.04s"]
+    assert e["source"].matrix.shape == (len(e.steps), 10)
+    results = ex.explain({"input_features": sounds, "decoder_input_ids": prefix.repeat(2, 1)}, list(TWINS))
+    for step in range(3):
+        given = {"input_features": sounds[1:], "decoder_input_ids": prefix[:, : step + 1]}
+        alone = ex.explain(given, list(TWINS), Generated(step, int(prefix[0, step + 1])))
+        for method in TWINS:
+            for stream in STREAMS:
+                row, expected = results[method][1][stream].matrix[step], alone[method][stream].scores
+                assert np.allclose(row[: len(expected)], expected, rtol=1e-9, atol=1e-12)
+                assert not row[len(expected) :].any()
+    with pytest.raises(InputError, match="feature extractor"):
+        ex.explain(np.zeros(16000, dtype=np.float32))
+
+
 def test_letters_are_aligned_with_phonemes():
     """The zoo's model that pronounces words: the letters behind a phoneme get the largest scores."""
     if "spell" not in clearhead.models():

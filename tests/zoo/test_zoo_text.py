@@ -373,7 +373,7 @@ def test_shipped_masked_perplexity(script: Any) -> None:
     held_out("trec")
     masked = script("masked")
     folder = clearhead_zoo.path("masked")
-    blocks = masked.blocks(DATA / "text" / "wikitext-2-test.txt")[::12]
+    blocks = masked.blocks(DATA / "text" / "wikitext-2-test.txt")[::18]
     texts = masked.pieces_of(folder, masked.ids_of(folder, blocks), torch.device("cpu"))
     loss, _ = masked.losses(model, texts, torch.tensor(tokenizer.all_special_ids), tokenizer.mask_token_id)
     stated = clearhead_zoo.card("masked")["figures"]["perplexity, WikiText-2 test"]

@@ -30,7 +30,8 @@ class Declaration:
     #: What it is handed: one tape, or something else that `passes.py` knows.
     kind: str = "tape"
     linear_in_target: bool = False
-    layers: Layers = (None, None)
+    #: Half-open; what is no whole number is a share of the depth.
+    layers: "Layers | tuple[float | None, float | None]" = (None, None)
     has: frozenset[str] = frozenset()
     parts: Literal["contributions", "depths"] | None = None
     head_shares: bool = True
@@ -38,6 +39,10 @@ class Declaration:
     post_hoc: bool = True
     model_agnostic: bool = False
     scope: Literal["local", "global"] = "local"
+    #: What a user should know before using it, such as that others claim patents on it.
+    note: str = ""
+    #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing.
+    amplifies: float = 1.0
 
     @property
     def has_head_shares(self) -> bool:
@@ -78,6 +83,10 @@ class Scores:
     per_layer: Float[Tensor, "batch layer unit"] | None = None
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+    #: What was measured about each sample on the way, for the certificate: a completeness gap, an error of steps.
+    checks: "dict[str, Float[Tensor, 'batch']] | None" = None
+    #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
+    chosen: dict[str, list[str]] | None = None
 
 
 @dataclass
@@ -321,13 +330,14 @@ class Method:
         return f"{self.name}({inside})" if inside else self.name
 
 
-def layer_range(layers: Layers | None, count: int) -> range:
-    """Half-open, negative from the end, as in a slice.
+def layer_range(layers: Layers | tuple[float | None, float | None] | None, count: int) -> range:
+    """Half-open, negative from the end, as in a slice; what is no whole number is a share of the depth.
 
-    >>> layer_range((-4, None), 12), layer_range(None, 3)
-    (range(8, 12), range(0, 3))
+    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24)
+    (range(8, 12), range(0, 3), range(6, 24))
     """
-    chosen = range(count)[slice(*layers or (None, None))]
+    ends = [int(end * count + 1e-9) if isinstance(end, float) else end for end in layers or (None, None)]
+    chosen = range(count)[slice(*ends)]
     if not chosen:
         raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
     return chosen

@@ -44,6 +44,8 @@ def section(method: type[Fold]) -> str:
         lines += [f"Axioms (tested): {'; '.join(declaration.axioms)}.", ""]
     if declaration.citation != "–":
         lines += [f"Source: {declaration.citation}.", ""]
+    if declaration.note:
+        lines += [declaration.note, ""]
     return "\n".join(lines)
 
 

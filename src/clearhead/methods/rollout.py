@@ -2,7 +2,8 @@
 
     Â_l = (E_h A_l + I) / 2,     r = w · Â_{L-1} ⋯ Â_s
 
-pushed as a row from the last layer to the first; no matrices are multiplied. `per_layer[l]` is the same read-out taken
+with rows divided by their sums (2, or less where part of the attention goes to a sink), pushed as a row from the last
+layer to the first; no matrices are multiplied. `per_layer[l]` is the same read-out taken
 after layer l (R^l[p, :] of the paper's figures).
 
 Where a stream s looks at another, q, the two rollouts meet in the last map between them (Chefer et al., 2021):
@@ -44,7 +45,8 @@ class Rollout(Fold):
     def visit(self, call: Call) -> None:
         if self.one_row:
             self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        self.rows = (self.rows + self.rows @ call.mean_attention) / (2 if self.half else 1)
+        rows = self.rows / _sums(call.mean_attention).mT if self.half else self.rows
+        self.rows = rows + rows @ call.mean_attention
 
     def finish(self, tape: Tape) -> Scores:
         if self.one_row:
@@ -69,7 +71,8 @@ class RolloutAcross(AcrossFold):
         between: dict[tuple[str, str], Tensor] = {}
         for looks, seen, attention in reversed(self.maps):  # the first call first
             if looks == seen:
-                rolled[looks] = (attention @ rolled[looks] + rolled[looks]) / (2 if self.half else 1)
+                both = attention @ rolled[looks] + rolled[looks]
+                rolled[looks] = both / _sums(attention) if self.half else both
             else:
                 own = attention.masked_fill(~self.frames[looks].valid[..., None], 0)  # padding looks at things, too
                 between[looks, seen] = rolled[looks].mT @ own @ rolled[seen]
@@ -77,6 +80,11 @@ class RolloutAcross(AcrossFold):
         for (looks, seen), rollout in between.items():
             rows[seen] = rows[seen] + self.frames[looks].readout @ rollout
         return {stream: Scores(row) for stream, row in rows.items()}
+
+
+def _sums(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:
+    """The sums of the rows of E_h A + I: two, but where part of the attention goes to a sink that is no unit."""
+    return 1 + attention.sum(-1, keepdim=True)
 
 
 def _identity(frame: Frame) -> Float[Tensor, "batch unit unit"]:

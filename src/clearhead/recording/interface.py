@@ -67,8 +67,8 @@ class Captured:
 class Listener:
     """Collects the calls of the pass that runs in this thread."""
 
-    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch) -> None:
-        self.model, self.blocks, self.watch = type(model).__name__, blocks, watch
+    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch, silent: bool = False) -> None:
+        self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.heard: Counter[int] = Counter()  # how often each module was
@@ -102,6 +102,14 @@ class Listener:
             )
         )
 
+    def passed_on(self, output: Any) -> Any:
+        """What the model gets of an attention's output: in a silent pass, zeros in place of it."""
+        if not self.silent:
+            return output
+        if isinstance(output, tuple | list):
+            return type(output)([self.passed_on(output[0]), *output[1:]])
+        return torch.zeros_like(output) if isinstance(output, Tensor) else output
+
     @contextmanager
     def away(self) -> Iterator[None]:
         """Nothing is heard inside the `with`: the pass goes the way it always goes."""
@@ -134,7 +142,7 @@ def _attention(
     )
     output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     listener.hear(module, attention, value, output)
-    return output, attention
+    return listener.passed_on(output), attention
 
 
 def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
@@ -161,16 +169,21 @@ def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor
 
 @contextmanager
 def capture(
-    model: nn.Module, layers: bool = False, projections: bool = False, implementation: str = NAME
+    model: nn.Module,
+    layers: bool = False,
+    projections: bool = False,
+    implementation: str = NAME,
+    silent: bool = False,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
-    `implementation` is "eager" for models that have a table of attention functions of their own.
+    `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
+    attention is heard, but passes nothing on.
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch)
+    listener = Listener(model, blocks, watch, silent)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [

@@ -1,13 +1,13 @@
 """Recording modules that are not from transformers: a registered function stands in for their forward meanwhile."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import InputError, Refusal
 
@@ -76,7 +76,8 @@ def heard(model: nn.Module, listener: "Listener") -> Iterator[None]:
                 )
             module.__dict__[slot] = partial(_stand_in, module, listener)
             replaced.append((module, slot, before))
-        with _no_fast_path(bool(replaced)):
+        fuses = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
+        with _NotFused() if fuses else nullcontext():
             yield
     finally:
         for module, slot, before in replaced:
@@ -93,7 +94,7 @@ def _stand_in(module: nn.Module, listener: "Listener", *args: Any, **kwargs: Any
         attended = attend(module, *args, **kwargs)
     attention, values = _checked(attended, module, listener)
     listener.hear(module, attention, values, registered=True)
-    return attended[0]
+    return listener.passed_on(attended[0])
 
 
 def _checked(attended: Any, module: nn.Module, listener: "Listener") -> tuple[Tensor, Tensor | None]:
@@ -112,33 +113,12 @@ def _checked(attended: Any, module: nn.Module, listener: "Listener") -> tuple[Te
     return attended[1], attended[2] if len(attended) == 3 else None
 
 
-_fast_path_lock = threading.Lock()
-_fast_path_off = 0
-_fast_path_before = True
+class _NotFused(TorchFunctionMode):
+    """Changes nothing, but is there: so nn.TransformerEncoder does not fuse whole layers, in which no attention is
+    called, where no gradient is asked for. torch's own switch does it for all threads, in the midst of their passes."""
 
-
-@contextmanager
-def _no_fast_path(wanted: bool) -> Iterator[None]:
-    """nn.TransformerEncoder fuses whole layers where no gradient is asked for: no attention is called then.
-
-    torch's switch is one for all threads, so the last that leaves puts it back.
-    """
-    global _fast_path_off, _fast_path_before
-    if not wanted:
-        yield
-        return
-    with _fast_path_lock:
-        if not _fast_path_off:
-            _fast_path_before = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)
-        _fast_path_off += 1
-    try:
-        yield
-    finally:
-        with _fast_path_lock:
-            _fast_path_off -= 1
-            if not _fast_path_off:
-                torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
 
 
 @register_attention(nn.MultiheadAttention)
@@ -163,7 +143,7 @@ def _multihead(
     first = 0 if alone or module.batch_first else 1  # which axis is, or becomes, the batch's
     query, key, value = (_batch_first(part, alone, first) for part in (query, key, value))
     weights, biases = _projections(module)
-    projected = [part @ w.T + b for part, w, b in zip((query, key, value), weights, biases, strict=True)]
+    projected = map(nn.functional.linear, (query, key, value), weights, biases)
     q, k, v = (part.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2) for part in projected)
     scores = q @ k.mT / module.head_dim**0.5
     hidden = None if key_padding_mask is None else key_padding_mask.unflatten(-1, (1, 1, -1))
@@ -184,9 +164,9 @@ def _batch_first(part: Tensor, alone: bool, first: int) -> Tensor:
     return part[None] if alone else part.transpose(0, first)
 
 
-def _projections(module: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | float]]:
+def _projections(module: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
     """Weights and biases of queries, keys and values, packed together or not."""
     packed = module.in_proj_weight
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    biases = (0.0, 0.0, 0.0) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     return (packed.chunk(3) if packed is not None else apart), biases

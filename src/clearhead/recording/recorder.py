@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal
+from clearhead.recording.cuts import Whole
 from clearhead.recording.interface import NAME, Captured, capture
 from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
 from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test
@@ -90,6 +91,7 @@ class Recorder:
         leaves: Sequence[str] = ("input_ids",),
         places: Collection[int] | None = None,
         rows: Rows | None = None,
+        vectors: Mapping[str, Tensor] | None = None,
     ) -> Tape:
         """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
 
@@ -97,7 +99,8 @@ class Recorder:
         pass is made for all of them together, and calls come with target × sample as their batch.
         `leaves` name the inputs whose vectors get input gradients; `places` limits which calls are handed over, counted
         in the order of the forward pass (and so how far the backward pass goes). `rows` says which row of the model's
-        head each of several numbers comes from, where each comes from one alone.
+        head each of several numbers comes from, where each comes from one alone. `vectors` are what the graph starts
+        from, by leaf, in place of the words that were looked up or the numbers that were given.
         """
         wanted = check_asks(asks)
         with self.lock:
@@ -109,21 +112,21 @@ class Recorder:
                 starting(self.learned),
             ):
                 with hooks([] if rows is None else [rows.listen()]):
-                    output, calls, starts = self.forward(inputs, wanted, leaves)
+                    output, calls, starts = self.forward(inputs, wanted, leaves, vectors=vectors)
                 starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
                 number = value(output)
                 chosen = sorted(range(len(calls)) if places is None else places)
                 visits = _Visits(calls, placed(calls, self.streams), chosen, wanted, visit)
-                vectors = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
-                roots = vectors if "input_gradient" in wanted else {}
+                started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
+                roots = started if "input_gradient" in wanted else {}
                 if number.dim() == 1:
                     gradients = _backward(number, visits, roots, starts)
                 else:
                     gradients = _backward_together(number, visits, roots, rows)
                 visits.finish()
-        vectors = {leaf: _repeated(_plain(start), visits.targets) for leaf, start in vectors.items()}
+        started = {leaf: _repeated(_plain(start), visits.targets) for leaf, start in started.items()}
         return Tape(
-            inputs=vectors if "inputs" in wanted else None,
+            inputs=started if "inputs" in wanted else None,
             input_gradient=gradients if "input_gradient" in wanted else None,
             value=_plain(number),
         )
@@ -150,7 +153,13 @@ class Recorder:
         return self.tested
 
     def forward(
-        self, inputs: Mapping[str, Any], asks: Asks, leaves: Sequence[str], implementation: str | None = None
+        self,
+        inputs: Mapping[str, Any],
+        asks: Asks,
+        leaves: Sequence[str],
+        implementation: str | None = None,
+        silent: bool = False,
+        vectors: Mapping[str, Tensor] | None = None,
     ) -> tuple[Any, list[Captured], dict[str, Tensor]]:
         """The model's output, its attention calls, and the tensors that the graph starts from, by leaf.
 
@@ -158,18 +167,20 @@ class Recorder:
         """
         implementation = implementation or (self.tested.implementation if self.tested else NAME)
         starts: dict[str, Tensor] = {}
-        given = dict(inputs)
+        given, others = dict(inputs), vectors or {}
         looked_up = [leaf for leaf in leaves if leaf in given and not given[leaf].is_floating_point()]
         with ExitStack() as stack:
             stack.enter_context(hooks(ordered_gradients(self.model)))
             if looked_up:
-                stack.enter_context(hooks(_start_at_embeddings(self._lookups(), looked_up, starts)))
+                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), looked_up, starts, others)))
             for leaf in leaves:
                 if leaf in given and leaf not in looked_up:
-                    given[leaf] = starts[leaf] = _as_leaf(given[leaf])
+                    given[leaf] = starts[leaf] = _as_leaf(others.get(leaf, given[leaf]).to(given[leaf]))
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
-            calls = stack.enter_context(capture(self.model, layers, projections, implementation))
+            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent))
             stack.enter_context(self.scope())
+            if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
+                stack.enter_context(Whole())
             output = self.model(**given)
         calls = [call for call in calls if self.streams(call.module, call.nth) is not None]
         if asks & {"values", "output_projection"} and any(call.values is None for call in calls):
@@ -179,7 +190,7 @@ class Recorder:
             )
         return output, calls, starts
 
-    def _lookups(self) -> Sequence[nn.Module]:
+    def lookups(self) -> Sequence[nn.Module]:
         if self.embeddings is not None:
             return self.embeddings
         embeddings: Any = getattr(self.model, "get_input_embeddings", lambda: None)()
@@ -323,7 +334,7 @@ def _require_gradient(number: Tensor) -> None:
 
 
 def _start_at_embeddings(
-    lookups: Sequence[nn.Module], leaves: Sequence[str], starts: dict[str, Tensor]
+    lookups: Sequence[nn.Module], leaves: Sequence[str], starts: dict[str, Tensor], others: Mapping[str, Tensor]
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Make the word embeddings the start of the graph; positions and types are added after them."""
     thread, waiting = threading.get_ident(), list(leaves)
@@ -332,7 +343,7 @@ def _start_at_embeddings(
         if threading.get_ident() != thread:
             return output  # somebody else's pass through the same model
         leaf = waiting.pop(0) if waiting else f"look-up {len(starts)}"
-        starts[leaf] = _as_leaf(output)
+        starts[leaf] = _as_leaf(others.get(leaf, output).to(output))
         return starts[leaf].clone()  # some models add positions to it in place (BLIP)
 
     return [module.register_forward_hook(start) for module in lookups]

@@ -60,10 +60,12 @@ class _Ear:
             return (*args[: self.place], True, *args[self.place + 1 :]), kwargs
         return args, {**kwargs, "output_attentions": True}
 
-    def hear(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def hear(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         through_interface = self.listener.heard[id(module)] > self.before
-        if not self.listener.listening or through_interface or not isinstance(output, tuple):
-            return
+        if not self.listener.listening or through_interface or not isinstance(output, tuple | list):
+            return None
         maps = [part for part in output[1:] if isinstance(part, Tensor) and part.dim() == 4]
-        if maps:
-            self.listener.hear(module, maps[0])
+        if not maps:
+            return None
+        self.listener.hear(module, maps[0])
+        return self.listener.passed_on(output) if self.listener.silent else None

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from clearhead.errors import Refusal
 from clearhead.recording.blocks import blocks_of
+from clearhead.recording.cuts import gradients_are_cut
 from clearhead.recording.interface import NAME, Captured
+from clearhead.recording.mixing import mixes_elsewhere
 from clearhead.recording.own_checks import check_own, is_foreign, tensors_of
 from clearhead.recording.scope import at_rest, hooks
 
@@ -42,6 +44,8 @@ class SelfTest:
     capture_error: float
     rebuild_error: float | None
     places: tuple[Place, ...]
+    mixes: bool = False  # whether positions see each other past the attention
+    cuts: bool = False  # whether the model cuts its own gradients off, so that they must be made whole
 
     @property
     def calls(self) -> int:
@@ -85,7 +89,9 @@ def self_test(
             padded = padded or _last_hidden(inputs)
         if padded is not None:
             _check_logits(model, chosen, padded, " and part of the input is padding")
-    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, tuple(placed(calls)))
+        mixes = mixes_elsewhere(model, chosen, inputs)
+        cuts = gradients_are_cut(chosen, inputs, _first_tensor)
+    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, tuple(placed(calls)), mixes, cuts)
 
 
 def _path(calls: Sequence[Captured]) -> Literal["interface", "returned", "registered"]:
@@ -192,11 +198,18 @@ def _first_tensor(output: Any) -> Tensor:
     return torch.cat(embeds) if embeds else next(iter(parts.values()))
 
 
+#: What configurations call layers that have no attention: convolutions, recurrences, or no look at others at all.
+_WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
+
+
 def expected_calls(config: Any) -> int | None:
     """How many attention calls one forward pass of this configuration should make; None where it does not say."""
     if getattr(config, "depths", None) is not None:
         return sum(config.depths)
     layers = getattr(config, "num_hidden_layers", None)
+    kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
+    if kinds and layers is not None and len(kinds) == layers:
+        layers = sum(kind not in _WITHOUT_ATTENTION for kind in kinds)
     if getattr(config, "is_encoder_decoder", False):
         decoder = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
         encoder = getattr(config, "encoder_layers", None) or layers

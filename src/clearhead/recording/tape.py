@@ -54,6 +54,8 @@ class Call:
     key_stream: str = "text"
     attention: Float[Tensor, "batch head query key"] | None = None
     attention_gradient: Float[Tensor, "batch head query key"] | None = None
+    #: What arrives at the attention under rules other than calculus has (`rules/`).
+    relevance: Float[Tensor, "batch head query key"] | None = None
     values: Float[Tensor, "batch head key width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
     block_input: Float[Tensor, "batch unit model"] | None = None
@@ -76,7 +78,7 @@ class Call:
     def with_heads(self, heads: Sequence[int]) -> "Call":
         """The same call with only these heads."""
         chosen = list(heads)
-        parts = {name: getattr(self, name) for name in ("attention", "attention_gradient", "values")}
+        parts = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
         return replace(self, **{name: part[:, chosen] for name, part in parts.items() if part is not None})
 
     def to(self, device: torch.device | str) -> "Call":

@@ -13,6 +13,7 @@ from clearhead.subjects import (  # noqa: F401  (importing a subject registers i
     multiple_choice,
     one_sequence,
     similarity,
+    speech,
     text,
     token_heads,
 )

@@ -220,8 +220,11 @@ class Answering(Subject):
             raise InputError(f"answer= must be a text or its token ids, but is {answer!r:.60}")
         return tuple(self.words.word_id(int(one), self.vocabulary) for one in ids)
 
-    def generate(self, sample: Answered, count: int, **inputs: Tensor) -> list[int]:
-        """What greedy generation gives, cache and the model's own rules (forced or forbidden words) included."""
+    def generate(self, sample: Answered, count: int, by: Any = None, **inputs: Tensor) -> list[int]:
+        """What greedy generation gives, cache and the model's own rules (forced or forbidden words) included.
+
+        `by` stands for a model's own way to generate, where that is not one plain pass.
+        """
         if not hasattr(self.model, "generate"):
             raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
         settings = copy.deepcopy(self.model.generation_config)
@@ -233,7 +236,8 @@ class Answering(Subject):
         batch = {name: part[None].to(self.device) for name, part in inputs.items()}
         with lock_of(self.model), at_rest(self.model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self.model.generate(**batch, generation_config=settings)[0].tolist()
+            said = (by or type(self.model).generate)(self.model, **batch, generation_config=settings)
+            return said[0].tolist()
 
     def ends(self) -> set[int]:
         """The tokens that end an answer."""

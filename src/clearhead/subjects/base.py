@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.recording.self_test import expected_calls
-from clearhead.targets import CLASS_SCALES, MaskedWord, Target
+from clearhead.targets import CLASS_SCALES, MaskedWord, Placed, Target
 from clearhead.units import Axis, Units
 
 #: A kind of read-out ("first", "mean" …), or the number of the row that is read.
@@ -181,7 +181,7 @@ class Subject(ABC):
         return expected_calls(self.model.config)
 
     def padded(self, sample: Sample) -> dict[str, Any] | None:
-        """A batch like this sample's with padding in it, to test the recorder on; None where transformers' masks are."""
+        """A batch like this sample's with padding in it, to test the recorder on; None where transformers' masks do."""
         return None
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
@@ -190,7 +190,16 @@ class Subject(ABC):
 
     def steps(self, sample: Sample, target: Target) -> list[Target]:
         """The targets that one request stands for: one, unless it asks for several steps or detections."""
+        if isinstance(target.wanted, Placed):
+            raise InputError(
+                f"{target.wanted!r} names a place of an answer, and {type(self.model).__name__} gives one answer as a "
+                "whole: give a label or an index"
+            )
         return [target]
+
+    def together(self, samples: Sequence[Sample]) -> int | None:
+        """How many targets are best explained together; None for as many as there is room for."""
+        return None
 
     def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[nn.Module, list[int]] | None:
         """The module that makes scores of each row by itself, and the row that each target comes from; None if none."""

@@ -80,7 +80,7 @@ class TextBeside(TextSubject):
         """What the text is about, from the caller's own model inputs."""
 
     @abstractmethod
-    def together(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
         """The text and what it is about as one sample."""
 
     def default_readout(self) -> Readout | None:
@@ -102,7 +102,7 @@ class TextBeside(TextSubject):
         types = getattr(self.words.config, "type_vocab_size", 2)
         if types < 2 or not self.accepts("token_type_ids"):
             tokens.inputs.pop("token_type_ids", None)
-        return [self.together(tokens.inputs, tokens.units, sight, tokens.dropped)]
+        return [self.joined_sample(tokens.inputs, tokens.units, sight, tokens.dropped)]
 
     def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
         key = "inputs_embeds" if raw.get("input_ids") is None else "input_ids"
@@ -121,7 +121,7 @@ class TextBeside(TextSubject):
         text = self._checked(whole, key)
         text = whole if how.padding else text
         sight = self.look_at({name: value for name, value in part.items() if name not in TEXT}, how)
-        return self.together(text, self._named(text, key, names), sight)
+        return self.joined_sample(text, self._named(text, key, names), sight)
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return (*super().leaves(batch), self.sight_leaf)

@@ -21,7 +21,7 @@ class CoAttention(TextBeside):
 
     stream = "text"
 
-    def together(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
         axes = {"text": Axis.of(units), self.sight: Axis.of(sight.units)}
         return Sample({**self.with_mask(inputs), **sight.inputs}, axes, dropped=dropped, picture=sight.picture)
 

@@ -101,7 +101,7 @@ class EncoderDecoder(Answering):
         if how.answer is None:
             return sample
         if isinstance(how.answer, str):
-            prefix = self._shifted(list(self.answer_ids(how.answer, lambda text: self.words.ask("encode", text))))
+            prefix = self.shifted(list(self.answer_ids(how.answer, lambda text: self.words.ask("encode", text))))
         else:
             prefix = [self.start, *self.answer_ids(how.answer, None)]
         sample = self.with_prefix(sample, prefix)
@@ -109,7 +109,7 @@ class EncoderDecoder(Answering):
             raise InputError(f"answer={how.answer!r:.60} holds no word: leave it out to explain what the model says")
         return replace(sample, given=True)
 
-    def _shifted(self, labels: list[int]) -> list[int]:
+    def shifted(self, labels: list[int]) -> list[int]:
         """What the decoder has seen before each label: each family puts its start tokens in its own way."""
         if labels[-1] not in self.specials:
             labels = [*labels, self.words.token_id("eos") or self.start]

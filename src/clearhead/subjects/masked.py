@@ -32,7 +32,9 @@ class MaskedLanguageModel(TextSubject):
     def example(self) -> Any:
         if self.processor is not None:
             return f"a {self.processor.mask_token} example"
-        return {"input_ids": torch.full((1, 4), self.mask or 0)}
+        # Not all alike: where every token is the same, any attention gives the same output, and nothing is tested.
+        mask, size = self.mask or 0, len(self.embeddings.weight)
+        return {"input_ids": torch.tensor([[(mask + step) % size for step in (1, 2, 0, 3, 4)]])}
 
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
         if self.mask is None:
@@ -76,7 +78,7 @@ class MaskedLanguageModel(TextSubject):
         return {self.position(sample, target): 1.0}
 
     def label_index(self, label: str | int) -> int:
-        return self.words.word_id(label, self.model.config.vocab_size)
+        return self.words.word_id(label, self.model.config.get_text_config().vocab_size)
 
     def label_name(self, index: int) -> str:
         return self.words.word(index)

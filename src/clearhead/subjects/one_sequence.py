@@ -23,7 +23,7 @@ class OneSequence(TextBeside):
 
     stream = "joint"
 
-    def together(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
         return Sample(
             {**self.with_mask(inputs), **sight.inputs},
             {"joint": Axis.of(units, sight.units)},
@@ -85,8 +85,8 @@ class VisualBert(OneSequence, BesideRegions):
             return super().rows(sample, target)
         return {int(sample.inputs["attention_mask"].sum()) - 2: 1.0}
 
-    def together(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
-        sample = super().together(inputs, units, sight, dropped)
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+        sample = super().joined_sample(inputs, units, sight, dropped)
         if int(sample.inputs["attention_mask"].sum()) < 2:
             raise InputError(f"{self.name} reads the token before the last: one token alone is too short a text")
         return sample

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
+from clearhead.recording.self_test import expected_calls
 from clearhead.subjects.base import (
     How,
     Readout,
@@ -54,11 +55,15 @@ class TextSubject(Subject):
             raise InputError(f"{name} takes texts, but came with a {given}, which is no tokenizer: give its tokenizer")
         self.words = Words(self.processor, self.model, self.stream)
 
+    def expected_calls(self) -> int | None:
+        """Those of the part that reads texts: a tower for pictures has nothing to do."""
+        return expected_calls(self.model.config.get_text_config())
+
     def default_readout(self) -> Readout | None:
         config, names = self.model.config, class_names(self.model)
-        if hasattr(config, "classifier_pooling"):
-            return "first" if config.classifier_pooling == "cls" else "mean"
         decoder = "GenericForSequenceClassification" in names or any(name.startswith(_DECODERS) for name in names)
+        if hasattr(config, "classifier_pooling") and not decoder:
+            return "first" if config.classifier_pooling == "cls" else "mean"
         return "last" if decoder else "first"
 
     def rows(self, sample: Sample, target: Target) -> dict[int, float]:
@@ -76,7 +81,7 @@ class TextSubject(Subject):
     def example(self) -> Any:
         if self.processor is not None:
             return "a small example"
-        return {"input_ids": torch.arange(1, 5)[None] % self.model.config.vocab_size}
+        return {"input_ids": torch.arange(1, 5)[None] % len(self.embeddings.weight)}
 
     def samples(self, raw: Any, how: How) -> list[Sample]:
         if isinstance(raw, Mapping):
@@ -95,7 +100,9 @@ class TextSubject(Subject):
         if len(keys) != 1:
             held = ", ".join(raw) or "nothing"
             raise InputError(f"model inputs need either input_ids or inputs_embeds, but hold {held}")
-        parts = [self._checked(part, keys[0]) for part in split_mapping(self, raw)]
+        whole = split_mapping(self, raw)
+        checked = [self._checked(part, keys[0]) for part in whole]
+        parts = whole if how.padding else checked
         names = how.tokens
         nameless: list[Any] = [None] * len(parts)
         named = [names] if names and isinstance(names[0], str) else list(names or nameless)
@@ -179,13 +186,15 @@ class TextSubject(Subject):
 
 
 #: Decoders whose classifiers read the last token.
-_DECODERS = ("GPT", "OpenAIGPT", "CTRL", "OPT", "Bloom", "Falcon", "Mpt", "BioGpt", "Llama", "Mistral", "Qwen", "Gemma")
+_DECODERS = ("ModernBertDecoder", "GPT", "OpenAIGPT", "CTRL", "OPT", "Bloom", "Falcon", "Mpt", "BioGpt", "Llama", "Mistral", "Qwen", "Gemma")
 #: Models whose answer would be wrong, and why.
 _REFUSED = {
     "xlnet": "the attention it returns is a copy beside its computation, and it reads the last position, padding too",
     "ctrl": "it changes its word embeddings in place, so no gradient can start from them",
     "ibert": "it computes with whole numbers, which have no gradients",
     "reformer": "its attention is hashed and chunked, so no map of it covers the text",
+    "longformer": "it attends in chunks and pads its input to whole ones, so no map of its attention covers the text",
+    "bros": "it reads where words stand on a page (bbox), which is not explained yet",
     "yoso": "its attention is sampled, so no map of it covers the text",
     "nystromformer": "its attention is approximated through landmarks, so no map of it covers the text",
 }

@@ -39,7 +39,7 @@ class Words:
         self.pads = {own, self.token_id("pad")} - {None}
         self.pad = own if own is not None else self.token_id("pad") or 0
         # Tokens that frame a text; the mask and unknown words are part of it.
-        self.outside = {self.token_id(kind) for kind in ("pad", "cls", "sep", "bos", "eos")} - {None}
+        self.outside = {one for kind in ("pad", "cls", "sep", "bos", "eos") for one in self.token_ids(kind)}
 
     def read(self, texts: tuple[str, ...], how: How, **encoding: Any) -> Tokens:
         """The texts encoded; `encoding` goes to the tokenizer, such as add_special_tokens=False."""
@@ -90,8 +90,13 @@ class Words:
             return getattr(self.tokenizer, verb)(*given, **how)
 
     def token_id(self, kind: str) -> int | None:
+        return next(iter(self.token_ids(kind)), None)
+
+    def token_ids(self, kind: str) -> list[int]:
+        """All tokens of a kind: a model may end its texts in several ways."""
         known = getattr(self.tokenizer, f"{kind}_token_id", None)
-        return known if known is not None else getattr(self.config, f"{kind}_token_id", None)
+        known = known if known is not None else getattr(self.config, f"{kind}_token_id", None)
+        return known if isinstance(known, list) else [] if known is None else [known]
 
     @property
     def longest(self) -> int:
