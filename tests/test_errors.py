@@ -41,7 +41,7 @@ TEXT_CASES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ex: ex.explain([]), "the list is empty"),
     (lambda ex: ex.explain(), "nothing to explain"),
     (lambda ex: ex.explain(3), "expected a text"),
-    (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8)), "takes one text input"),
+    (lambda ex: ex.explain(image=np.zeros((4, 4, 3), np.uint8)), "takes text, but was given image="),
     (lambda ex: ex.explain(TEXT * 30, truncation=False), "the model takes 64: shorten it, or allow truncation"),
     (lambda ex: ex.explain(TEXT, target="HAPPY"), "unknown label 'HAPPY'. Accepted: LABEL_0, LABEL_1, LABEL_2"),
     (lambda ex: ex.explain(TEXT, target="LABEL_02"), "did you mean 'LABEL_2'?"),
@@ -142,8 +142,8 @@ def test_things_that_are_no_models() -> None:
         clearhead.load(model).explain(TEXT)
     with pytest.raises(clearhead.InputError, match="came without an image processor"):
         clearhead.load(image_model("vit")[0]).explain(np.zeros((16, 16, 3), np.uint8))
-    with pytest.raises(clearhead.Refusal, match="does not know how to explain a BertForTokenClassification"):
-        clearhead.load(transformers.BertForTokenClassification(model.config))
+    with pytest.raises(clearhead.Refusal, match="does not know how to explain a BertForPreTraining"):
+        clearhead.load(transformers.BertForPreTraining(model.config))
 
 
 def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:

@@ -62,12 +62,16 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "gptj": {"rotary_dim": 4},
-    **dict.fromkeys(("layoutlmv2", "layoutlmv3"), {"coordinate_size": 6, "shape_size": 4, "input_size": 32}),
+    **{kind: {"coordinate_size": 6, "shape_size": 4, "input_size": 32} for kind in ("layoutlmv2", "layoutlmv3")},
     "lilt": {"hidden_size": 48, "head_dim": 12},
     "luke": {"entity_vocab_size": 50, "entity_emb_size": 16},
     "longformer": {"attention_window": 4, "sep_token_id": 3},
     "led": {"attention_window": 4},
-    "markuplm": {"max_xpath_tag_unit_embeddings": 20, "max_xpath_subs_unit_embeddings": 20, "xpath_unit_hidden_size": 8},
+    "markuplm": {
+        "max_xpath_tag_unit_embeddings": 20,
+        "max_xpath_subs_unit_embeddings": 20,
+        "xpath_unit_hidden_size": 8,
+    },
     "mistral4": {"qk_rope_head_dim": 8, "head_dim": None},
     "musicgen_decoder": {"num_codebooks": 1},
     "perceiver": {
@@ -78,7 +82,12 @@ OWN: dict[str, dict[str, Any]] = {
         **{"axial_pos_shape": [4, 16], "axial_pos_embds_dim": [8, 24], "attn_layers": ["local", "lsh"]},
         **{"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "attention_head_size": 8, "num_buckets": 2},
     },
-    "roc_bert": {"pronunciation_vocab_size": 50, "shape_vocab_size": 50, "pronunciation_embed_dim": 8, "shape_embed_dim": 8},
+    "roc_bert": {
+        "pronunciation_vocab_size": 50,
+        "shape_vocab_size": 50,
+        "pronunciation_embed_dim": 8,
+        "shape_embed_dim": 8,
+    },
     "vit_mae": {"mask_ratio": 0.0},
     "xmod": {"default_language": "en_XX"},
     # pictures
@@ -87,7 +96,11 @@ OWN: dict[str, dict[str, Any]] = {
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4], "image_size": [64, 64]},
     "levit": {
         **{"hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [8, 8, 8]},
-        **{"down_ops": [["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 4, 4, 2, 2]], "image_size": 64, "patch_size": 16},
+        **{
+            "down_ops": [["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 4, 4, 2, 2]],
+            "image_size": 64,
+            "patch_size": 16,
+        },
     },
     "mobilevit": {"image_size": 64, "patch_size": 2},
     "mobilevitv2": {"image_size": 64, "patch_size": 2, "base_attn_unit_dims": [16, 16, 16], "n_attn_blocks": [1, 1, 1]},

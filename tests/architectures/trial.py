@@ -150,9 +150,7 @@ def _first_number(output: Any) -> Tensor:
     return first.flatten(2)[:, 0, 0] if first.dim() > 2 else first[:, 0]
 
 
-def _check_batched(
-    ex: Explainer, one: Any, alone: dict[str, Any], real: float, target: Any, methods: list[str]
-) -> str:
+def _check_batched(ex: Explainer, one: Any, alone: dict[str, Any], real: float, target: Any, methods: list[str]) -> str:
     """Batched = single, for two inputs of different lengths where the model itself has that."""
     for shorter in (True, False):
         other = varied(one, shorter)

@@ -61,7 +61,11 @@ def test_has_what_it_declares(method: str, option: str) -> None:
         return
     assert twins.gap(other.scores, usual.scores) > 1e-3
     if option == "layers":
-        assert len(usual.per_layer) > len(other.per_layer) or method in ("attention", "attention-gradcam")
+        assert len(usual.per_layer) > len(other.per_layer) or method in (
+            "attention",
+            "attention-gradcam",
+            "attention-gradient",
+        )
         assert len(other.per_layer) == 1
 
 

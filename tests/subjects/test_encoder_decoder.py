@@ -12,6 +12,7 @@ import transformers
 
 import clearhead
 from clearhead import Contrast, Generated, InputError, Refusal
+from clearhead.methods import REGISTRY
 from clearhead.subjects import How
 from tests import models
 from tests.laws import snapshot
@@ -221,7 +222,8 @@ def test_recorded_logits_are_real_and_every_line_says_why(family):
     ex = explainer(family)
     lines = {line.name: line for line in ex.methods()}
     assert all(lines[name].applies for name in (*TWINS, "random", "position"))
-    assert all(line.applies or "streams look at each other" in line.why_not for line in lines.values())
+    assert all(line.applies or len(line.why_not.split()) > 8 for line in lines.values())
+    assert "streams look at each other" in lines["cat"].why_not
     certificate = ex.explain(SOURCES[0], max_new_tokens=3).certificate
     assert certificate["capture_error"] <= 1e-9 and certificate["readout_checked"]
 
@@ -245,7 +247,7 @@ def _how(answer: str) -> How:
 @pytest.mark.parametrize("family", ["bart", "t5"])
 def test_batched_is_single_for_every_method(family):
     ex = explainer(family)
-    methods = [line.name for line in ex.methods() if line.applies]
+    methods = [line.name for line in ex.methods() if line.applies and REGISTRY[line.name].declaration.kind == "tape"]
     together = ex.explain(SOURCES[::-1], methods, answer=ANSWERS[::-1])
     for source, answer, place in zip(SOURCES, ANSWERS, (2, 1, 0), strict=True):
         for method, e in ex.explain(source, methods, answer=answer).items():

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, Scores, push, register
+from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
 
 #: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
@@ -43,7 +43,7 @@ class Generic(Fold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = "clamp, mean"
+    fusion: Fusion = of_authors("clamp, mean")
 
     def begin(self) -> None:
         self.rows = self.frame.readout

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import AcrossFold, Scores, across
+from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.recording.tape import Call, Tape
 
@@ -38,7 +38,7 @@ class GenericAcross(AcrossFold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = "clamp, mean"
+    fusion: Fusion = of_authors("clamp, mean")
 
     def begin(self) -> None:
         self.maps: list[Map] = []

@@ -1,6 +1,6 @@
 """Models that cut their own gradients off, for the sake of training, and how they are made whole.
 
-RT-DETR and DAB-DETR detach the boxes that each decoder layer starts from, HRM runs most of its cycles without gradients.
+RT-DETR and DAB-DETR detach the boxes that a decoder layer starts from, HRM runs most of its cycles without gradients.
 What autograd gives then is not how the answer depends on the input. The forward pass is the same with and without."""
 
 from collections.abc import Callable, Mapping, Sequence

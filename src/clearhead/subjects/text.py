@@ -186,7 +186,21 @@ class TextSubject(Subject):
 
 
 #: Decoders whose classifiers read the last token.
-_DECODERS = ("ModernBertDecoder", "GPT", "OpenAIGPT", "CTRL", "OPT", "Bloom", "Falcon", "Mpt", "BioGpt", "Llama", "Mistral", "Qwen", "Gemma")
+_DECODERS = (
+    "ModernBertDecoder",
+    "GPT",
+    "OpenAIGPT",
+    "CTRL",
+    "OPT",
+    "Bloom",
+    "Falcon",
+    "Mpt",
+    "BioGpt",
+    "Llama",
+    "Mistral",
+    "Qwen",
+    "Gemma",
+)
 #: Models whose answer would be wrong, and why.
 _REFUSED = {
     "xlnet": "the attention it returns is a copy beside its computation, and it reads the last position, padding too",

@@ -1,4 +1,4 @@
-"""The gradient of attention, and attention times its gradient, against their replicas."""
+"""Attention times its gradient against its replica."""
 
 import numpy as np
 import pytest
@@ -7,40 +7,35 @@ import clearhead
 from tests import models
 from tests.methods import twins
 
-BOTH = ("attention-gradient", "attention-x-gradient")
+METHOD = "attention-x-gradient"
 
 
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("subject", twins.SUBJECTS)
-def test_equals_its_replica(subject: str, method: str) -> None:
-    twins.assert_twins(method, subject)
+def test_equals_its_replica(subject: str) -> None:
+    twins.assert_twins(METHOD, subject)
 
 
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("subject", twins.FEW)
-def test_every_row(subject: str, method: str) -> None:
-    twins.assert_twins(method, subject, every_row=True)
+def test_every_row(subject: str) -> None:
+    twins.assert_twins(METHOD, subject, every_row=True)
 
 
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("layers", twins.RANGES, ids=str)
 @pytest.mark.parametrize("heads", [None, *twins.HEADS], ids=str)
-def test_layers_and_heads(layers: tuple, heads: tuple | None, method: str) -> None:
-    twins.assert_twins(method, "bert/classify", layers=layers, heads=heads)
+def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
+    twins.assert_twins(METHOD, "bert/classify", layers=layers, heads=heads)
 
 
-@pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("target", twins.TARGETS)
-def test_targets(target: str, method: str) -> None:
-    twins.assert_twins(method, "bert/classify", target=target)
+def test_targets(target: str) -> None:
+    twins.assert_twins(METHOD, "bert/classify", target=target)
 
 
-@pytest.mark.parametrize("method", BOTH)
-def test_a_difference_explains_the_contrast(method: str) -> None:
+def test_a_difference_explains_the_contrast() -> None:
     ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
-    difference = ex.explain(text, method, target=2) - ex.explain(text, method, target=0)
+    difference = ex.explain(text, METHOD, target=2) - ex.explain(text, METHOD, target=0)
     assert difference.target["kind"] == "contrast"
-    contrast = ex.explain(text, method, target=clearhead.Contrast(2, 0))
+    contrast = ex.explain(text, METHOD, target=clearhead.Contrast(2, 0))
     np.testing.assert_allclose(difference.scores, contrast.scores, atol=1e-12 * np.abs(contrast.scores).max())
 
 
