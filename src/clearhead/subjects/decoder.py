@@ -14,9 +14,6 @@ from clearhead.subjects.text import TextSubject
 from clearhead.subjects.words import Tokens
 from clearhead.units import Axis, Units
 
-#: What lies along the tokens and grows with them.
-_GROWING = ("input_ids", "attention_mask")
-
 
 @register_subject
 class Decoder(Answering, TextSubject):
@@ -29,7 +26,7 @@ class Decoder(Answering, TextSubject):
 
     endings: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
     speaking = "text"
-    along: ClassVar[tuple[str, ...]] = (*_GROWING, "token_type_ids", "position_ids", "inputs_embeds")
+    along: ClassVar[tuple[str, ...]] = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds")
     answers_whole = False
 
     @property
@@ -59,8 +56,7 @@ class Decoder(Answering, TextSubject):
                 f"{type(raw).__name__} ({raw!r:.40})"
             )
         tokens = self._open(self.words.read((text,), how, **encoding))
-        inputs = {name: part for name, part in tokens.inputs.items() if name in _GROWING}
-        return self._sample(inputs, tokens.units, tokens.dropped)
+        return self._sample({"input_ids": tokens.inputs["input_ids"]}, tokens.units, tokens.dropped)
 
     def _begins(self, text: str) -> bool:
         """Whether a prompt brings its own start token, as a rendered conversation does: it must not be doubled."""
@@ -99,6 +95,7 @@ class Decoder(Answering, TextSubject):
         return {
             name: value[seen[0] : seen[-1] + 1] if value.shape[:1] == mask.shape else value
             for name, value in part.items()
+            if name != "attention_mask"  # nothing is hidden any more
         }
 
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Answered:
@@ -138,7 +135,7 @@ class Decoder(Answering, TextSubject):
     def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
         if not answer:
             return sample
-        strange = [name for name in sample.inputs if name not in _GROWING]
+        strange = [name for name in sample.inputs if name != "input_ids"]
         if strange:
             raise InputError(f"an answer cannot be put after {', '.join(strange)}: give the prompt as input_ids alone")
         ids = torch.tensor(answer)

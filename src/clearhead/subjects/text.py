@@ -187,19 +187,8 @@ class TextSubject(Subject):
 
 #: Decoders whose classifiers read the last token.
 _DECODERS = (
+    *("GPT", "OpenAIGPT", "CTRL", "OPT", "Bloom", "Falcon", "Mpt", "BioGpt", "Llama", "Mistral", "Qwen", "Gemma"),
     "ModernBertDecoder",
-    "GPT",
-    "OpenAIGPT",
-    "CTRL",
-    "OPT",
-    "Bloom",
-    "Falcon",
-    "Mpt",
-    "BioGpt",
-    "Llama",
-    "Mistral",
-    "Qwen",
-    "Gemma",
 )
 #: Models whose answer would be wrong, and why.
 _REFUSED = {
