@@ -17,6 +17,7 @@ from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Tape
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
+from clearhead.subjects.hiding import why_not as why_not_hidden
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
@@ -228,6 +229,8 @@ class Explainer:
         if tested.path != "interface" and asks & {"values", "output_projection"}:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
+            return reason
+        if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
             return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():

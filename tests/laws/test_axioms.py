@@ -11,6 +11,7 @@ import clearhead
 from clearhead.methods import REGISTRY
 from tests import models
 from tests.laws import cases
+from tests.methods import absent
 
 SUBJECTS = pytest.mark.parametrize("subject", cases.SUBJECTS)
 
@@ -105,10 +106,33 @@ def exact_on_linear_models(method):
             assert abs(e.scores.sum() - (full - without(kind, ex, raw, None))) <= 1e-6 * np.abs(lost).max() * len(e)
 
 
+def complete(method):
+    """The scores add up to what the target gains over the base value."""
+    for kind in ("text", "image"):
+        for e in linear(kind).explain(raw_inputs(kind), method=method):
+            assert np.abs(e.scores).max() > 1e-3, "the model is trivial"
+            assert abs(e.base_value + e.scores.sum() - e.target["value"]) <= (1e-9 if kind == "text" else 1e-6)
+    for e in cases.explainer("bert/classify").explain(models.inputs("bert/classify"), method=method):
+        assert abs(e.base_value + e.scores.sum() - e.target["value"]) <= 1e-6
+
+
+def exact_on_additive_games(method):
+    """On a linear model a unit's share is what it brings over what stands in its place, whoever else is there."""
+    for kind, subject in (("text", "bert/classify"), ("image", "vit/image")):
+        ex, raws = linear(kind), raw_inputs(kind)
+        for e, raw in zip(ex.explain(raws, method=method), raws, strict=True):
+            players, units, value = absent.game(subject, raw, ex=ex)
+            brought = [value([player]) - value([]) for player in players]
+            assert np.abs(brought).max() > 1e-3, "the model is trivial"
+            assert cases.gap(e.scores, absent.on_units(brought, players, units)) <= (1e-9 if kind == "text" else 1e-6)
+
+
 #: How each axiom that a method may declare is checked. A method that declares another one fails until it stands here.
 CHECKS = {
     "rows sum to one": rows_sum_to_one,
     "exact on linear models": exact_on_linear_models,
+    "exact on additive games": exact_on_additive_games,
+    "complete": complete,
 }
 DECLARED = [(name, axiom) for name in cases.METHODS for axiom in REGISTRY[name].declaration.axioms]
 
@@ -230,5 +254,6 @@ def test_declarations_are_complete(name):
     assert d.name == name and d.citation and d.cost and d.family and d.taxonomy
     needs_backward = any(ask.endswith("gradient") for ask in d.asks)
     assert ("backward" in d.cost) == needs_backward, f"{name}: {d.cost!r} does not fit what it asks for"
-    assert needs_backward == (d.target == "any"), f"{name}: a target matters exactly where there is a gradient"
+    asks_about_target = needs_backward or d.kind == "values"
+    assert asks_about_target == (d.target == "any"), f"{name}: a target matters exactly where it is asked about"
     assert not (d.model_agnostic and d.asks)

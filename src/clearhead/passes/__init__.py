@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from clearhead.methods.base import Scores
+from clearhead.passes.path import from_path
+from clearhead.passes.rules import from_rules
+from clearhead.passes.values import from_values
 from clearhead.plan import Plan, Reading, recorded
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
@@ -19,7 +22,7 @@ def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     return [reading.finish(tape) for reading in readings]
 
 
-PASSES: dict[str, Run] = {"tape": from_tape}
+PASSES: dict[str, Run] = {"tape": from_tape, "path": from_path, "rules": from_rules, "values": from_values}
 
 
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:

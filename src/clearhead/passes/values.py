@@ -1,0 +1,200 @@
+"""The kind "values": methods that ask what the target is worth without some units.
+
+All games of a batch (every method, input and target) are played together, round by round: what they ask for in one
+round is evaluated in full batches of inputs of like length, and nothing is ever evaluated twice. The class that is
+explained is the one of the whole input.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.methods.base import Scores
+from clearhead.methods.games import Game, Perturbation, Play, Shares
+from clearhead.plan import Plan, Reading
+from clearhead.recording.recorder import Recorder
+from clearhead.recording.scope import at_rest
+from clearhead.recording.self_test import SelfTest
+from clearhead.subjects.base import Sample, Subject
+from clearhead.subjects.hiding import Players, players_of
+from clearhead.targets import Contrast, Label, MaskedWord, Placed, Target
+
+#: At most so many inputs, and so many units, go through the model at a time.
+INPUTS, UNITS = 256, 2**14
+
+
+def from_values(
+    recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest
+) -> list[dict[str, Scores]]:
+    with recorder.lock, at_rest(recorder.model), torch.no_grad():
+        plan.value(_output(plan.subject, plan.batch))
+        worth = Worth(plan)
+        games = [_Played(reading, plan, i) for reading in readings for i in range(len(plan.samples))]
+        _play(games, worth)
+    size = len(plan.samples)
+    return [_scores(games[m * size : (m + 1) * size], reading, plan) for m, reading in enumerate(readings)]
+
+
+def _output(subject: Subject, batch: dict[str, Any]) -> Any:
+    with subject.scope():
+        return subject.model(**batch)
+
+
+class _Played:
+    """One method at work on one input with one target."""
+
+    def __init__(self, reading: Reading, plan: Plan, i: int) -> None:
+        ((self.stream, fold),) = reading.folds.items()
+        assert isinstance(fold, Perturbation)
+        sample = plan.samples[i]
+        picture = next(iter(sample.axes.values())).parts[0].grid is not None
+        self.place, unit = i, fold.unit or (fold.pictures if picture else None)
+        self.players = players_of(plan.subject, sample, unit, fold.replacement)
+        own = Game(self.players.count, fold.frame.seeds[i], self.players.windows, self.players.hierarchy)
+        self.play: Play = fold.play(own)
+        self.asked: Bool[Tensor, "coalition player"] | None = next(self.play)
+        self.seen: set[tuple[Any, ...]] = set()
+        self.shares: Shares
+
+    def hear(self, worth: Float[Tensor, "coalition"]) -> None:
+        try:
+            self.asked = self.play.send(worth)
+        except StopIteration as end:
+            self.asked, self.shares = None, end.value
+
+
+def _play(games: Sequence[_Played], worth: "Worth") -> None:
+    """Round by round, until no game asks any more."""
+    while waiting := [game for game in games if game.asked is not None]:
+        asked = [worth.asked(game.place, game.players, game.asked) for game in waiting if game.asked is not None]
+        worth.find(one for part in asked for one in part)
+        for game, part in zip(waiting, asked, strict=True):
+            game.seen |= {one.key for one in part}
+            game.hear(worth.of(game.place, part))
+
+
+@dataclass
+class _Group:
+    """One input, and the targets that it is explained for: they share every pass."""
+
+    sample: Sample
+    targets: list[Target] = field(default_factory=list)
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What inputs of one batch must have in common."""
+        inputs = self.sample.inputs
+        pixels = tuple(getattr(inputs.get("pixel_values"), "shape", ()))
+        return (len(self.targets), pixels, tuple(sorted(inputs)), self.sample.alike)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One altered input."""
+
+    key: tuple[Any, ...]
+    group: _Group = field(compare=False)
+    players: Players = field(compare=False)
+    keep: Bool[Tensor, "player"] = field(compare=False)
+    length: int = field(compare=False)
+
+
+class Worth:
+    """What the targets are worth with some units alone: a table that is filled in full batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.subject = plan.subject
+        rows = [None] * len(plan.targets) if plan.scores is None else list(plan.scores)
+        self.groups: dict[int, _Group] = {}
+        self.at: list[tuple[int, int]] = []  # the group of each target, and its place there
+        for sample, target, row in zip(plan.samples, plan.targets, rows, strict=True):
+            group = self.groups.setdefault(id(sample), _Group(sample))
+            self.at.append((id(sample), len(group.targets)))
+            group.targets.append(fixed(target, row, plan.subject))
+        self.table: dict[tuple[Any, ...], list[float]] = {}
+
+    def asked(self, place: int, players: Players, keep: Bool[Tensor, "coalition player"]) -> list[_Asked]:
+        group = self.at[place][0]
+        pairs = zip(players.codes(keep), keep, players.lengths(keep), strict=True)
+        return [_Asked((group, *players.key, code), self.groups[group], players, row, n) for code, row, n in pairs]
+
+    def find(self, asked: Iterable[_Asked]) -> None:
+        """Evaluate what is not known yet."""
+        for batch in self._batches({one.key: one for one in asked if one.key not in self.table}.values()):
+            samples = [one.players.without(one.keep) for one in batch]
+            plan = Plan(self.subject, samples, [one.group.targets for one in batch])
+            values = plan.value(_output(self.subject, plan.batch)).detach().double()
+            by_input = values.reshape(plan.steps, len(batch)).mT.tolist()
+            self.table |= {one.key: own for one, own in zip(batch, by_input, strict=True)}
+
+    def _batches(self, asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+        """Inputs of like length together; apart what cannot share a batch."""
+        # a model without a padding token cannot tell the end of the shorter ones
+        exact = getattr(getattr(self.subject.model, "config", None), "pad_token_id", None) is None
+
+        def alike(one: _Asked) -> tuple[Any, ...]:
+            return (*one.group.alike, one.length if exact else 0)
+
+        batch: list[_Asked] = []
+        for one in sorted(asked, key=lambda one: (alike(one), one.length)):
+            full = len(batch) >= INPUTS or (len(batch) + 1) * one.length > UNITS
+            if batch and (full or alike(one) != alike(batch[0])):
+                yield batch
+                batch = []
+            batch.append(one)
+        if batch:
+            yield batch
+
+    def of(self, place: int, asked: Sequence[_Asked]) -> Float[Tensor, "coalition"]:
+        target = self.at[place][1]
+        return torch.tensor([self.table[one.key][target] for one in asked], dtype=torch.float64)
+
+
+def fixed(target: Target, scores: Float[Tensor, "label"] | None, subject: Subject) -> Target:
+    """The target with the classes that it has at the whole input: the likeliest one may change as units go."""
+    wanted = target.wanted
+    if target.custom is not None or scores is None:
+        return target
+    a, b = target.classes(scores, subject)
+    match wanted:
+        case Placed(place):
+            return Target(type(wanted)(place, a, b), target.scale)
+        case MaskedWord(_, mask):
+            return Target(MaskedWord(a, mask), target.scale)
+        case Contrast(_, _, mask):
+            assert b is not None
+            return Target(Contrast(a, b, mask), target.scale)
+        case _:
+            return Target(Label(a), target.scale)
+
+
+def _scores(games: Sequence[_Played], reading: Reading, plan: Plan) -> dict[str, Scores]:
+    stream = games[0].stream
+    frame = reading.folds[stream].frame
+    scores = torch.zeros(frame.valid.shape, dtype=torch.float64)
+    checks: dict[str, list[float]] = {"evaluations": [len(game.seen) for game in games]}
+    for game in games:
+        shares = game.shares
+        own = game.players.spread(shares.scores)
+        scores[game.place, : len(own)] = own if shares.stays is None else own + game.players.beside(shares.stays)
+        for name, value in (shares.checks or {}).items():
+            checks.setdefault(name, []).append(value)
+    bases = [game.shares.base_value for game in games if game.shares.base_value is not None]
+    base, adds_up = torch.tensor(bases, dtype=torch.float64), len(bases) == len(games)
+    if adds_up:
+        gap = (base + scores.sum(1) - plan.values.double().cpu()).abs()
+        checks["completeness_gap"] = (gap / scores.abs().amax(1).clamp(min=1e-30)).tolist()
+    made = Scores(
+        scores[:, None].to(frame.readout),
+        base_value=base.to(frame.readout) if adds_up else None,
+        checks={name: torch.tensor(values, dtype=torch.float64) for name, values in checks.items()},
+        chosen={
+            "replacement": [game.players.replacement for game in games],
+            "players": [game.players.unit for game in games],
+        },
+    )
+    return {stream: made}

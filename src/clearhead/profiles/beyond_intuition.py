@@ -1,0 +1,91 @@
+"""transformerinterp (Chen et al., TMLR 2023): the `bi_*` profiles."""
+
+from clearhead.profiles.base import Profile, Settings, register_profile
+from clearhead.profiles.finishes import own_entry_zero, patches_alone, rows_added, with_identity
+
+_BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
+#: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
+_BI_LAYERS = "The layers are those of their scripts for ViT-B where layers= is not given (H: 3 on, C: 6 on, of 12). "
+
+register_profile(
+    Profile(
+        name="bi_vit_h",
+        source=_BI,
+        differs=_BI_LAYERS + "The class token is cut off.",
+        methods={"beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone)},
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_c",
+        source=_BI,
+        differs=_BI_LAYERS + "The class token is cut off.",
+        methods={"beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone)},
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_mae",
+        source=_BI,
+        differs=_BI_LAYERS + "For models that average their patches: the mean of the patches' rows; the class token is "
+        "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores.",
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone),
+            "beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone),
+            "generic": Settings({"fusion": "mean, clamp"}, finish=with_identity),
+            "rollout": Settings(finish=patches_alone),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_dino",
+        source=_BI,
+        differs=_BI_LAYERS + "For models that read the class token beside the mean of the patches: the two rows are "
+        "added, which is twice our mean of them; the class token is cut off.",
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20}, finish=rows_added),
+            "beyond-intuition-token": Settings({"steps": 20}, finish=rows_added),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_ga",
+        source=_BI,
+        differs="Generic Attention as their code for ViT has it: heads are averaged before the clamp, which is another "
+        "explanation; all layers (their perturbation script leaves out the first: layers=(1, None)); the class token "
+        "is cut off.",
+        methods={"generic": Settings({"fusion": "mean, clamp"}, finish=patches_alone)},
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_bert_h",
+        source=_BI,
+        differs="The last layer alone; padding is part of the maps; the score of [CLS] is set to zero.",
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20, "layers": (-1, None)}, finish=own_entry_zero),
+            "generic": Settings({"layers": (-1, None)}, finish=own_entry_zero),
+        },
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_bert_c",
+        source=_BI,
+        differs="The last four layers; padding is part of the maps; the score of [CLS] is set to zero.",
+        methods={
+            "beyond-intuition-token": Settings({"steps": 20, "layers": (-4, None)}, finish=own_entry_zero),
+            "generic": Settings({"layers": (-1, None)}, finish=own_entry_zero),
+        },
+        padding=True,
+    )
+)

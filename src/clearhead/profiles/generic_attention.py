@@ -1,0 +1,63 @@
+"""Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021): the `mm_*` profiles."""
+
+from clearhead.profiles.base import Profile, Settings, register_profile
+from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero
+
+_MM = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
+
+register_profile(
+    Profile(
+        name="mm_lxmert",
+        source=_MM,
+        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and stays so; the score of "
+        "the token that is read is set to zero.",
+        methods={
+            "generic": Settings({"guard": "none"}, finish=own_entry_zero),
+            "attention": Settings(finish=own_entry_zero),
+            "rollout": Settings(finish=own_entry_zero),
+            "attention-gradcam": Settings(finish=own_entry_zero),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_visualbert",
+        source=_MM,
+        differs="Rollout is not halved layer by layer; GradCAM's whole map is brought to 0…1 before its row is read "
+        "(NaN where the clamp leaves nothing of it); padding is part of the maps; the score of the token that is read "
+        "is set to zero.",
+        methods={
+            "generic": Settings(finish=own_entry_zero),
+            "attention": Settings(finish=own_entry_zero),
+            "rollout": Settings({"half": False}, finish=own_entry_zero),
+            "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
+        },
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_detr",
+        source=_MM,
+        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and what is then NaN of a "
+        "layer's addition (all of it, as a rule) is left out.",
+        methods={
+            "generic": Settings({"guard": "additions"}),
+            "attention": Settings(),
+            "rollout": Settings(),
+            "attention-gradcam": Settings(),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="mm_clip",
+        source=_MM,
+        differs="The last layer of each tower alone; the logit with its scale instead of the cosine; special tokens "
+        "are dropped, and the scores of a text are divided by their sum.",
+        methods={"generic": Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores)},
+    )
+)

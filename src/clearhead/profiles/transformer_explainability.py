@@ -1,0 +1,70 @@
+"""Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021): the `te_*` profiles."""
+
+from clearhead.profiles.base import Profile, Settings, register_profile
+from clearhead.profiles.finishes import own_entry_least, own_entry_least_scaled, own_entry_zero, patches_alone
+
+_TE = "Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021), github.com/hila-chefer, commit c3e578f"
+
+register_profile(
+    Profile(
+        name="te_vit_eval",
+        source=_TE,
+        differs="The first layer is left out of Transformer Attribution and of rollout, as in the scripts that gave the "
+        "published figures; the class token is cut off.",
+        methods={
+            "transformer-attribution": Settings({"layers": (1, None)}, finish=patches_alone),
+            "rollout": Settings({"layers": (1, None)}, finish=patches_alone),
+            "partial-lrp": Settings(finish=patches_alone),
+            "lrp": Settings(finish=patches_alone),
+            "attention": Settings(finish=patches_alone),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="te_vit_notebook",
+        source=_TE,
+        differs="All layers, as is our default; the class token is cut off.",
+        methods={"transformer-attribution": Settings(finish=patches_alone)},
+    )
+)
+
+_TE_BERT = (
+    "Rows of Transformer Attribution are divided by their sums, and [CLS] gets the least score of all{scaled}; a mask is "
+    "added to attention also where nothing is masked, and takes its 1e-9 of the relevance; padding is part of the maps"
+)
+
+register_profile(
+    Profile(
+        name="te_bert_eraser",
+        source=_TE,
+        differs="Transformer Attribution of the last layer alone. "
+        + _TE_BERT.format(scaled="")
+        + "; full LRP is read where relevance leaves the first layer, so that positions take no share; elsewhere the "
+        "score of [CLS] is set to zero; GradCAM's whole map is brought to 0…1 before its row is read.",
+        methods={
+            "transformer-attribution": Settings(
+                {"layers": (-1, None), "normalise": True, "mask": True}, finish=own_entry_least
+            ),
+            "partial-lrp": Settings({"mask": True}, finish=own_entry_zero),
+            "lrp": Settings({"positions": False, "mask": True}, finish=own_entry_zero),
+            "attention": Settings(finish=own_entry_zero),
+            "rollout": Settings(finish=own_entry_zero),
+            "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
+        },
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="te_bert_notebook",
+        source=_TE,
+        differs="All layers (two of its cells: the last alone, layers=(-1, None)). "
+        + _TE_BERT.format(scaled=", all being brought to 0…1")
+        + ".",
+        methods={"transformer-attribution": Settings({"normalise": True, "mask": True}, finish=own_entry_least_scaled)},
+        padding=True,
+    )
+)
