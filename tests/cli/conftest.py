@@ -34,6 +34,7 @@ Clearhead = Callable[..., Said]
 @pytest.fixture
 def clearhead(capsys: pytest.CaptureFixture[str]) -> Clearhead:
     def call(*arguments: object) -> Said:
+        capsys.readouterr()  # what making the models printed is not the command's
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         said = capsys.readouterr()

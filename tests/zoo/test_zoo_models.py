@@ -37,6 +37,7 @@ LARGEST = {
     "sentiment": 30e6,
     "shapes-detr": 6e6,
     "shapes-vqa": 4e6,
+    "shapes-vilt": 5e6,
     "spell": 5e6,
     "topics": 25e6,
 }

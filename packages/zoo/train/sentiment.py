@@ -133,7 +133,7 @@ def facts_of(options: argparse.Namespace, chosen: str, figures: dict[str, float]
         f"student(s) of {options.teachers} teachers, chosen by the lecture sentences, by dev.tsv (a split of GLUE's "
         f"training set, which shares short phrases with the training split) and by {options.held_out} sentences of "
         "rt-polarity, whose labels are the reviewers' stars and therefore noisier. test_official_dev.tsv is GLUE's dev "
-        "set; the script reads it once, after that choice.",
+        "set; the script reads it once, after that choice; earlier models of this name had been measured on it too.",
         "use": "For trying out explanations of a real, small text classifier without a network. Not for other "
         "languages, other kinds of text, or neutral sentences: it knows two answers. Characters outside ASCII become "
         "[UNK].",

@@ -3,10 +3,11 @@
     python packages/zoo/train/shapes_vilt.py --out packages/zoo/src/clearhead_zoo/models/shapes-vilt
 
 Answers alone teach slowly, so the patches are helped along at first: half-way up, each should know the colour and the
-shape of what it shows, and before the last layer, whether that is what the question is about. The help fades and is
-gone before the last third of the run; its heads are not stored. Questions come in three lessons: look up, count and
-find, relate. Patches of mere ground are sometimes grey and words that do not carry the question sometimes masked, so
-that masking is nothing new to the model. A cut run goes on with --resume and the same --work.
+shape of what it shows, and whether the question relates to it; before the last layer, whether that is what the question
+is about. The help fades and is gone before the last third of the run; its heads are not stored. Positions start from
+coordinates: without these, relations stayed at chance. Questions come in three lessons: look up, count and find,
+relate. Patches of mere ground are sometimes grey and words that do not carry the question sometimes masked, so that
+masking is nothing new to the model. A cut run goes on with --resume and the same --work.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     config = config_of(options)
     model = ViltForQuestionAnswering(ViltConfig(**config)).to(options.device)
+    know_places(model)
     clock = clock_of(options)
     tensors = learn(options, Learner(model, options.depth), clock)
     write_model(options.out, tensors, config, tokenizer_of(), SPECIAL, TOKENS)
@@ -82,6 +84,19 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
+@torch.no_grad()
+def know_places(model: ViltForQuestionAnswering) -> None:
+    """Start the positions of the patches from their coordinates: left and right are hard to learn from nothing."""
+    positions = model.vilt.embeddings.position_embeddings
+    side = SIZE // PATCH
+    line = torch.linspace(-1.0, 1.0, side, device=positions.device)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    waves = [f(2**k * torch.pi * c) for k in range(2) for c in (x, y) for f in (torch.sin, torch.cos)]
+    known = torch.stack([x, y, *waves]).flatten(1).T
+    mixed = known @ torch.randn(known.shape[1], positions.shape[-1], device=positions.device)
+    positions[0, 1:] = 0.02 * mixed
+
+
 class Learner(nn.Module):
     """The ViLT, with the heads that help its patches along while it learns."""
 
@@ -94,10 +109,11 @@ class Learner(nn.Module):
         device = vilt.device
         self.shown = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs)).to(device)
         self.role = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, ROLES)).to(device)
+        self.found = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1)).to(device)
 
     def forward(
         self, ids: Int[Tensor, "batch token"], pixels: Float[Tensor, "batch 3 size size"]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out = self.vilt.vilt(
             input_ids=ids,
             attention_mask=(ids != 0).long(),
@@ -108,7 +124,8 @@ class Learner(nn.Module):
         first = ids.shape[1] + 1
         shown = self.shown(out.hidden_states[self.middle][:, first:])
         role = self.role(out.hidden_states[self.late][:, first:])
-        return self.vilt.classifier(out.pooler_output), shown, role
+        found = self.found(out.hidden_states[self.middle][:, first:])
+        return self.vilt.classifier(out.pooler_output), shown, role, found
 
 
 def image_embeds(
@@ -144,7 +161,7 @@ class Lessons:
         pixels = greyed(as_pixels(pictures), masks, torch.from_numpy(grey).to(device))
         ids, truth = (torch.from_numpy(array).to(device, non_blocking=True) for array in (words, asked.answer))
         with half_precision(device):
-            logits, shown, role = self.learner(ids, pixels)
+            logits, shown, role, found = self.learner(ids, pixels)
         logits = logits.float()
         self.advance(self.tally.add(asked.question, logits.argmax(-1) == truth))
         loss = F.cross_entropy(logits, truth)
@@ -157,6 +174,7 @@ class Lessons:
             F.cross_entropy(shown[..., :kinds].float().flatten(0, 1), colour.flatten())
             + F.cross_entropy(shown[..., kinds:].float().flatten(0, 1), shape.flatten())
             + 2 * F.cross_entropy(role.float().flatten(0, 1), part.flatten())
+            + F.binary_cross_entropy_with_logits(found.squeeze(-1).float(), (part == 3).float())
         )
 
     def advance(self, found: dict[str, float]) -> None:
