@@ -22,13 +22,16 @@ from clearhead.recording.tape import Asks, Call, Tape, check_asks
 #: Rules by which an integral over 0…1 becomes a weighted sum.
 Rule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
 
+NOTHING = "nothing"
+
 
 @dataclass(frozen=True)
 class Point:
     """One place of a path.
 
     along: α; None for a random one, drawn for each sample
-    baseline: x′ by name, None for the one that is safe for the model; of several names one is drawn for each sample
+    baseline: x′ by name, None for the one that is safe for the model; of several names one is drawn for each sample;
+        NOTHING where the input is scaled or moved by itself, and held against nothing
     noise: σ of ε; in the units of the input, or as a share of its range
     draw: which of the random draws, keyed by the content of the input
     at: what α scales: the inputs (word embeddings, pixels), or, of words, what enters the first layer (with positions)
@@ -36,7 +39,7 @@ class Point:
     """
 
     along: float | None = 1.0
-    baseline: str | tuple[str, ...] | None = "zero"
+    baseline: str | tuple[str, ...] | None = NOTHING
     noise: float = 0.0
     noise_of: Literal["units", "range"] = "units"
     draw: int | None = None
@@ -59,6 +62,8 @@ class PathFold(Fold):
     #: What is asked for at each point, and at the input itself (all of it stands in the declaration, too).
     along: ClassVar[Asks] = check_asks("input_gradient")
     clean: ClassVar[Asks] = frozenset()
+    #: Which layers are shown at each point, where what is asked for lies in layers.
+    at_layers: ClassVar[Literal["last", "all"]] = "last"
     #: What the scores of this axis add up to, where those of all axes together should be y(x) − y(x′), the base value.
     explained: Float[Tensor, "batch"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
@@ -70,8 +75,8 @@ class PathFold(Fold):
     def at(self, step: Step) -> None:
         """Fold one point into the state."""
 
-    def at_last(self, point: Point, call: Call) -> None:
-        """The last attention of this stream at one point."""
+    def at_call(self, point: Point, call: Call) -> None:
+        """One layer of this stream at one point: the last one, or each of those that were chosen."""
 
 
 EXAMPLE = "example: "

@@ -84,7 +84,7 @@ class PerceptionFold(PathFold):
             ]
         return [Point(at="layers", only=stream)] if self.feedback == "gradient" else []
 
-    def at_last(self, point: Point, call: Call) -> None:
+    def at_call(self, point: Point, call: Call) -> None:
         assert call.attention_gradient is not None
         self.wish = self.wish + call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
 
