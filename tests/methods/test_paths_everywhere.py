@@ -1,4 +1,4 @@
-"""Methods on paths where there is more than one sequence and one target: decoders, encoder–decoders, two streams, sets."""
+"""Methods on paths where there is more than one sequence and one target: decoders, encoder–decoders, two streams."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,6 @@ import clearhead
 from clearhead import Generated, Method
 from tests import dual_models, image_text_models, joint_models
 from tests.subjects import test_decoder as decoders
-from tests.subjects import test_detection as detectors
 from tests.subjects import test_encoder_decoder as encoder_decoders
 
 #: Few steps: the laws hold for any number of them.

@@ -1,6 +1,7 @@
 """Layer conductance as the sum over stretches of the way, one plain pass at each end, one layer at a time."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,6 @@ def scores(
     """Σ over stretches and features of the mean gradient times what the layer's output gains there."""
     total = 0.0
     ends = [seen(model, layer, run, baseline + along * (x - baseline)) for along in ways]
-    for (before, slope_before), (after, slope_after) in zip(ends[:-1], ends[1:], strict=True):
+    for (before, slope_before), (after, slope_after) in pairwise(ends):
         total = total + 0.5 * (slope_before + slope_after) * (after - before)
     return np.asarray(total).sum(-1)

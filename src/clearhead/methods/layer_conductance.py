@@ -40,7 +40,7 @@ Seen = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"
     layers=(None, 0.5),
     has=("layers",),
     parts="depths",
-    axioms=("complete",),
+    axioms=("complete in the limit",),
 )
 class LayerConductance(PathFold):
     along: ClassVar[Asks] = check_asks("hidden_state_gradient")
