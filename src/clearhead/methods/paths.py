@@ -6,7 +6,7 @@ x′ is a baseline, ε noise. A method of this kind says which points it wants a
 several methods want are run once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -56,6 +56,18 @@ class Step:
     way: "dict[str, Float[Tensor, 'batch unit feature']]"
 
 
+@dataclass
+class Normed:
+    """What the first norm of a layer is given, and the values that attention would make of what the second is given.
+
+    The first norm's input is the layer's input where norms come first, and what attention gave added to it where they
+    come last; the second norm's, where norms come first, is what attention gave added to the layer's input.
+    """
+
+    first: Float[Tensor, "batch unit model"]
+    late_values: "Callable[[], Float[Tensor, 'batch unit heads']]"
+
+
 class PathFold(Fold):
     """Base of every method of the kind "path". `finish` gets the tape of the input itself."""
 
@@ -64,9 +76,17 @@ class PathFold(Fold):
     clean: ClassVar[Asks] = frozenset()
     #: Which layers are shown at each point, where what is asked for lies in layers.
     at_layers: ClassVar[Literal["last", "all"]] = "last"
+    #: Whether the tape of the input itself is that of the predicted class, whichever one is explained.
+    of_predicted: bool = False
+    #: What goes into the norms of each layer, for those that read it.
+    norms: "Mapping[int, Normed]"
     #: What the scores of this axis add up to, where those of all axes together should be y(x) − y(x′), the base value.
     explained: Float[Tensor, "batch"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+
+    @property
+    def reads_norms(self) -> bool:
+        return False
 
     def points(self) -> Iterable[Point]:
         """Where the model is to be looked at."""

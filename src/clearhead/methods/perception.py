@@ -10,6 +10,7 @@ Each factor can be exchanged, and so be looked at alone: `feedback="none"` gives
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -37,6 +38,8 @@ class PerceptionFold(PathFold):
     clean: ClassVar[Asks] = check_asks("attention")
     steps: int = 20
     feedback: Feedback = "integrated"
+    #: Whether words are scaled as they are looked up, without their positions (Beyond Intuition's code for CLIP).
+    lookups: bool = False
 
     #: Whether the topmost layer adds the identity, too.
     top_keeps: ClassVar[bool] = True
@@ -74,15 +77,13 @@ class PerceptionFold(PathFold):
         self.pushed = self.pushed + mixed
 
     def points(self) -> Iterable[Point]:
-        stream = self.frame.stream
+        point = Point(at="inputs" if self.lookups else "layers", only=self.frame.stream)
         if self.feedback == "integrated":
             ways = np.linspace(0, 1, self.steps).tolist() if self.steps > 1 else [1.0]
-            return [Point(along, at="layers", only=stream) for along in ways]
+            return [replace(point, along=along) for along in ways]
         if self.feedback == "smoothed":
-            return [
-                Point(noise=0.15, noise_of="range", draw=draw, at="layers", only=stream) for draw in range(self.steps)
-            ]
-        return [Point(at="layers", only=stream)] if self.feedback == "gradient" else []
+            return [replace(point, noise=0.15, noise_of="range", draw=draw) for draw in range(self.steps)]
+        return [point] if self.feedback == "gradient" else []
 
     def at_call(self, point: Point, call: Call) -> None:
         assert call.attention_gradient is not None

@@ -17,13 +17,14 @@ from clearhead.baselines import Baselines
 from clearhead.methods.base import Scores
 from clearhead.methods.paths import NOTHING, PathFold, Point, Step
 from clearhead.passes.draws import Draws
+from clearhead.passes.norms import normed
 from clearhead.plan import Plan, Reading, recorded
 from clearhead.recording.blocks import blocks_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import hooks
 from clearhead.recording.self_test import Place, SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, check_asks
-from clearhead.targets import Pinned, Target
+from clearhead.targets import Pinned, Predicted, Target
 
 #: How many numbers the attention maps of points that are run together may hold, and how many rows a batch of them.
 ROOM, ROWS = 2**27, 128
@@ -31,8 +32,15 @@ ROOM, ROWS = 2**27, 128
 
 def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
     """The input itself, then every point that is wanted, then what the methods make of it."""
-    asks: Asks = check_asks({"inputs"}.union(*(fold.clean for reading in readings for fold in _folds(reading))))
-    tape = recorded(recorder, plan, readings, tested, asks)
+    every = [fold for reading in readings for fold in _folds(reading)]
+    asks: Asks = check_asks({"inputs"}.union(*(fold.clean for fold in every)))
+    if any(fold.reads_norms for fold in every):
+        seen = normed(recorder, plan, tested)
+        for fold in every:
+            fold.norms = {layer: one for (stream, layer), one in seen.items() if stream == fold.frame.stream}
+    tape = recorded(recorder, plan, [r for r in readings if not _of_predicted(r)], tested, asks)
+    if others := [r for r in readings if _of_predicted(r)]:
+        recorded(recorder, _predicted(plan), others, tested, asks)
     way = Way(recorder, plan, tape.inputs or {}, tested)
     wanted: dict[Point, list[PathFold]] = {}
     for reading in readings:
@@ -51,6 +59,16 @@ def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
 
 def _folds(reading: Reading) -> list[PathFold]:
     return [fold for fold in reading.folds.values() if isinstance(fold, PathFold)]
+
+
+def _of_predicted(reading: Reading) -> bool:
+    return any(fold.of_predicted for fold in _folds(reading))
+
+
+def _predicted(plan: Plan) -> Plan:
+    """The same batch, with the class that is predicted as its target."""
+    targets = [[Target(Predicted(), target.scale)] * plan.steps for target in plan.targets[: plan.size]]
+    return Plan(plan.subject, plan.given, targets, plan.seed)
 
 
 def _with_gap(reading: Reading, parts: dict[str, Scores], values: Float[Tensor, "batch"]) -> dict[str, Scores]:
