@@ -84,6 +84,8 @@ class Scores:
     per_layer: Float[Tensor, "batch layer unit"] | None = None
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+    #: What the scores are a product of, by name, where one row is read.
+    factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     #: What was measured about each sample on the way, for the certificate: a completeness gap, an error of steps.
     checks: "dict[str, Float[Tensor, 'batch']] | None" = None
     #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.

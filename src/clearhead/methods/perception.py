@@ -6,7 +6,8 @@ Perception P says how tokens mix, feedback F what the target wishes of the last 
 the way from nothing to the input (of pictures the normalised pixels are scaled, of words what enters the first layer):
 first the mean over the points, then the clamp, then the mean over heads.
 
-Each factor can be exchanged, and so be looked at alone: `feedback="none"` gives w · P, `perception="none"` gives w · F.
+Both are in `factors`, w · P and w · F. Each factor can be exchanged: `feedback="none"` gives w · P alone,
+`perception="none"` w · F alone.
 """
 
 from collections.abc import Iterable
@@ -91,11 +92,16 @@ class PerceptionFold(PathFold):
 
     def finish(self, tape: Tape) -> Scores:
         # where perception is left out, a row counts as much as it is read
-        rows = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        perceived = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        rows, factors = perceived, None
         if isinstance(self.wish, Tensor):
-            wished = self.wish.clamp(min=0).mean(1).to(rows)
-            rows = rows * ((self.start != 0).to(rows) @ wished)[:, None]
-        if not self.one_token:
-            rows = self.frame.readout[:, None] @ rows
-        rows = rows * self.frame.valid[:, None, None]
-        return Scores(rows[:, -1], per_layer=rows[:, :, 0] if self.by_depth else None)
+            wished = ((self.start != 0).to(rows) @ self.wish.clamp(min=0).mean(1).to(rows))[:, None]
+            rows = perceived * wished
+            if self.perceives and self.by_depth:
+                factors = {"perception": self._read(perceived)[:, -1, 0], "feedback": self._read(wished)[:, 0, 0]}
+        rows = self._read(rows)
+        return Scores(rows[:, -1], per_layer=rows[:, :, 0] if self.by_depth else None, factors=factors)
+
+    def _read(self, rows: Float[Tensor, "batch depth row unit"]) -> Float[Tensor, "batch depth read unit"]:
+        rows = rows if self.one_token else self.frame.readout[:, None] @ rows
+        return rows * self.frame.valid[:, None, None]
