@@ -35,7 +35,7 @@ class Baselines:
     def names(self, leaf: str) -> tuple[str, ...]:
         if leaf in self.words:
             return OF_WORDS
-        return OF_PIXELS if leaf == "pixel_values" and self.inputs[leaf].dim() == 4 else OF_NUMBERS
+        return OF_PIXELS if leaf == "pixel_values" and self.inputs[leaf].dim() >= 4 else OF_NUMBERS
 
     def _meant(self, name: str | None, leaf: str) -> str:
         """A name that another of the inputs has, such as black beside words, leaves this one with its default."""
@@ -48,7 +48,7 @@ class Baselines:
 
     def _default(self, leaf: str) -> str:
         if leaf not in self.words:
-            return "zero"
+            return "mean" if self._zero_is_padding(leaf) else "zero"
         pad: Any = getattr(_text_config(self.subject), "pad_token_id", None)
         if not isinstance(pad, int) or not 0 <= pad < self._size(leaf):
             return "mean"
@@ -60,10 +60,21 @@ class Baselines:
         if leaf in self.words:
             return self._of_words(name, leaf, x)
         if name == "zero":
-            return torch.zeros_like(x)
-        if name == "mean":
-            return x.mean((2, 3), keepdim=True).expand_as(x)
-        return self._black(x) if name == "black" else blurred(x)
+            made = torch.zeros_like(x)
+        elif name == "mean":
+            made = x.mean((-2, -1), keepdim=True).expand_as(x)
+        else:
+            made = self._black(x) if name == "black" else blurred(x)
+        if self._zero_is_padding(leaf) and not made.any():
+            raise Refusal(
+                f"{type(self.recorder.model).__name__} takes a picture that is zero everywhere for padding, so "
+                f"baseline={name!r} is no picture to it. Choose another, such as 'mean' or 'blur'"
+            )
+        return made
+
+    def _zero_is_padding(self, leaf: str) -> bool:
+        layout = getattr(self.subject, "layout", None)
+        return leaf == "pixel_values" and getattr(layout, "zero_is_padding", False)
 
     def _example(self, name: str, leaf: str) -> Tensor:
         """Another input, cut or filled up to the length of each sample."""
@@ -159,12 +170,12 @@ class Baselines:
         if not getattr(processor, "do_normalize", False):
             return torch.zeros_like(x)
         mean, std = (torch.as_tensor(getattr(processor, f"image_{name}")).to(x) for name in ("mean", "std"))
-        return (-mean / std)[None, :, None, None].expand_as(x)
+        return (-mean / std)[:, None, None].expand_as(x)
 
 
 def blurred(x: Tensor) -> Tensor:
     """Pictures without detail: a Gaussian an eighth of their width wide."""
-    for axis in (2, 3):
+    for axis in (-2, -1):
         size = x.shape[axis]
         sigma = size / 8
         places = torch.arange(size, device=x.device, dtype=x.dtype)

@@ -107,9 +107,10 @@ class Explainer:
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
         methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
-        authors = profile_named(profile)
+        authors = profile_named(profile, self.subject.takes)
         if authors is not None:
             methods = [authors.applied(method) for method in methods]
+            target = None if any(authors.settings(method.name).predicted for method in methods) else target
             scale = scale or next((s.scale for s in map(authors.settings, {m.name for m in methods}) if s.scale), None)
         if not methods:
             raise InputError("no method was given")

@@ -42,6 +42,8 @@ class Explanation:
     matrix: Float[np.ndarray, "row unit"] | None = None
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
+    #: What the scores are a product of, for methods that have it; `provenance["factors"]` names them.
+    factors: Float[np.ndarray, "factor unit"] | None = None
     picture: UInt8[np.ndarray, "height width 3"] | None = None
     steps: tuple[str, ...] | None = None
 
@@ -116,6 +118,7 @@ class Explanation:
             matrix=matrix,
             per_layer=None if self.per_layer is None else self.per_layer @ into,
             per_head=None if self.per_head is None else self.per_head @ into,
+            factors=None,  # a sum of products is no product of sums
         )
 
     def top(self, count: int = 5, special: bool = False) -> list[tuple[str, float]]:
@@ -175,6 +178,7 @@ class Explanation:
             matrix=minus(self.matrix, other.matrix),
             per_layer=minus(self.per_layer, other.per_layer),
             per_head=minus(self.per_head, other.per_head),
+            factors=None,
         )
 
     @property
@@ -273,7 +277,7 @@ class Explanation:
         return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {kinds}; top: {top})"
 
 
-_ARRAYS = ("matrix", "per_layer", "per_head")
+_ARRAYS = ("matrix", "per_layer", "per_head", "factors")
 _PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 
@@ -339,6 +343,7 @@ _SHAPES: dict[str, tuple[int | str | None, ...]] = {
     "matrix": (None, "unit"),
     "per_layer": (None, "unit"),
     "per_head": (None, None, "unit"),
+    "factors": (None, "unit"),
     "picture": (None, None, 3),
 }
 

@@ -135,6 +135,7 @@ class _Axis:
             "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
             "per_layer": self._cut(part.per_layer, i, at) if alone else None,
             "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
+            "factors": self._cut(torch.stack([*part.factors.values()], 1), i, at) if alone and part.factors else None,
         }
 
     def _finished(self, scores: np.ndarray, units: Units, at: list[int]) -> np.ndarray:
@@ -192,10 +193,11 @@ def _checks(steps: Sequence[Step], m: int) -> dict[str, Any]:
     return {"checks": found} if found else {}
 
 
-def _chosen(step: Step, m: int) -> dict[str, str]:
-    """What the method chose where the caller left it open."""
+def _chosen(step: Step, m: int) -> dict[str, Any]:
+    """What the method chose where the caller left it open, and the names of its factors."""
     parts = step.done.parts[m].values()
-    return {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
+    named = {"factors": list(part.factors) for part in parts if part.factors}
+    return named | {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
 
 
 def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[str, Any]:

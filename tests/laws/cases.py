@@ -28,6 +28,11 @@ VALUES_HIDDEN = ("deberta/",)
 
 #: Methods that would take long: the laws hold for any budget, so they are asked of a small one.
 BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")}
+BUDGETS |= {name: {"samples": 3} for name in ("gradient-shap", "smoothgrad")}
+BUDGETS |= {
+    name: {"steps": 3}
+    for name in ("integrated-gradients", "layer-conductance", "beyond-intuition-head", "beyond-intuition-token", "tam")
+}
 
 Results = dict[str, list[Explanation]]
 
@@ -42,16 +47,16 @@ def variants(name: str) -> list[Method]:
     budget = BUDGETS.get(name, {})
     has, found = REGISTRY[name].declaration.has, [Method(name, **budget)]
     if "layers" in has:
-        found += [Method(name, layers=(1, None)), Method(name, layers=(0, 2))]
+        found += [Method(name, **budget, layers=(1, None)), Method(name, **budget, layers=(0, 2))]
     if "heads" in has:
-        found.append(Method(name, heads=(0, 2), layers=(None, None)))
+        found.append(Method(name, **budget, heads=(0, 2), layers=(None, None)))
     if "rows" in has:
-        found += [Method(name, rows="all"), Method(name, rows="all", layers=(1, 3))]
+        found += [Method(name, **budget, rows="all"), Method(name, **budget, rows="all", layers=(1, 3))]
     for field in fields(REGISTRY[name]):
         if field.name == "frame" or "of authors" in field.metadata:
             continue
         if field.type is bool:
-            found.append(Method(name, **{field.name: not field.default}))
+            found.append(Method(name, **budget, **{field.name: not field.default}))
         elif get_origin(field.type) is Literal:
             others = [value for value in get_args(field.type) if value != field.default]
             found += [Method(name, **budget, **{field.name: value}) for value in others]

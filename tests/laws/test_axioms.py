@@ -116,6 +116,18 @@ def complete(method):
         assert abs(e.base_value + e.scores.sum() - e.target["value"]) <= 1e-6
 
 
+def complete_in_the_limit(method):
+    """Exactly so on linear models, and elsewhere the more so the more steps there are."""
+    for kind in ("text", "image"):
+        for e in linear(kind).explain(raw_inputs(kind), method=method):
+            assert np.abs(e.scores).max() > 1e-3, "the model is trivial"
+            assert abs(e.base_value + e.scores.sum() - e.target["value"]) <= (1e-9 if kind == "text" else 1e-6)
+    ex, raw = cases.explainer("bert/classify"), models.inputs("bert/classify")[0]
+    few, many = (ex.explain(raw, method=clearhead.Method(method, steps=steps)) for steps in (20, 160))
+    missing, left = (abs(e.base_value + e.scores.sum() - e.target["value"]) for e in (few, many))
+    assert left <= missing / 8 and left <= 1e-3 * np.abs(many.scores).max()
+
+
 def exact_on_additive_games(method):
     """On a linear model a unit's share is what it brings over what stands in its place, whoever else is there."""
     for kind, subject in (("text", "bert/classify"), ("image", "vit/image")):
@@ -133,6 +145,7 @@ CHECKS = {
     "exact on linear models": exact_on_linear_models,
     "exact on additive games": exact_on_additive_games,
     "complete": complete,
+    "complete in the limit": complete_in_the_limit,
 }
 DECLARED = [(name, axiom) for name in cases.METHODS for axiom in REGISTRY[name].declaration.axioms]
 

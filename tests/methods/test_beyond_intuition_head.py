@@ -69,6 +69,13 @@ def test_its_factors(subject: str) -> None:
     }
     for name, expected in known.items():
         assert twins.gap(scores[name], expected) < 1e-5, name
+    e = ex.explain(models.inputs(subject)[0], NAME)
+    assert e.provenance["factors"] == ["perception", "feedback"]
+    assert twins.gap(e.factors[0], known["perception"]) < 1e-5 and twins.gap(e.factors[1], known["none"]) < 1e-5
+    if subject != "beit/image":  # where one row is read, the scores are their product
+        assert twins.gap(e.factors.prod(0), e.scores) < 1e-12
+    assert found[str(forms["none"])].factors is None and found[str(forms["perception"])].factors is None
+    np.testing.assert_array_equal(clearhead.from_dict(e.to_dict()).factors, e.factors)
 
 
 def test_uniform_perception_is_rollout() -> None:

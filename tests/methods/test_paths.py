@@ -16,6 +16,7 @@ from clearhead.recording.recorder import Recorder
 from tests import models
 from tests.methods import test_parity as parity
 from tests.methods import twins
+from tests.subjects import test_dual_encoder as clips
 
 CASES = pytest.mark.parametrize(("case", "which"), parity.CASES)
 
@@ -27,8 +28,14 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def theirs(*path: str) -> np.ndarray:
-    folder = {"bert": "bert_beyond/cases", "vit": "vit_beyond/cases_softmax32", "captum": "captum_shap/cases"}[path[0]]
-    return arrays()["/".join((folder, *path[1:]))]
+    folders = {
+        "bert": "bert_beyond/cases",
+        "vit": "vit_beyond/cases_softmax32",
+        "mm": "vit_chefer/cases_softmax32",
+        "clip": "clip/cases_softmax32",
+        "captum": "captum_shap/cases",
+    }
+    return arrays()["/".join((folders[path[0]], *path[1:]))]
 
 
 def test_copies_are_the_originals() -> None:
@@ -93,6 +100,11 @@ class TestAuthors:
             assert e.target["index"] == index
             assert twins.gap(e.scores[1:], theirs("vit", case, which, "mae", name)[0]) < parity.VIT, name
 
+    def test_generic_on_a_vit(self, case: str, which: str) -> None:
+        e = parity.vit(case, which, "generic", profile="mm_vit")
+        assert np.isnan(e.scores[0])
+        assert twins.gap(e.scores[1:], theirs("mm", case, which, "mm_generate_relevance")) < parity.VIT
+
     def test_integrated_gradients_of_captum(self, case: str, which: str) -> None:
         for name, options in (
             ("integrated_gradients", {"baseline": "pad"}),
@@ -105,6 +117,23 @@ class TestAuthors:
             e = ex.explain(parity.bert_inputs(case), method, target=index, profile="captum")
             # captum rounds its weights to float32
             assert twins.gap(e.scores, theirs("captum", case, which, name)[0].sum(-1)) < 1e-6, name
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize(("last", "layers"), [(-1, (0, None)), (1, (2, None))])
+def test_authors_on_clip(case: str, last: int, layers: tuple[int, None]) -> None:
+    """The picture beside each text; theirs are those of the picture's tower."""
+    for profile, method, name in (
+        ("bi_clip_h", "beyond-intuition-head", f"generate_ours_numlayers{last}_index{{}}"),
+        ("bi_clip_c", "beyond-intuition-token", f"generate_ours_c_numlayers{last}"),
+        ("bi_clip_c", "generic", f"generate_generic_attribution_numlayers{last}"),
+    ):
+        found = clips.listed(clips.published().explain(clips.pairs(case), method, profile=profile, layers=layers))
+        for i, e in enumerate(found):
+            expected = theirs("clip", case, "beyond", name.format(i))
+            expected = expected[0] if len(expected) == 1 else expected[i]
+            assert twins.gap(e["image"].scores[1:], expected) < parity.VIT, name
+            assert np.isnan(e["image"].scores[0]) and np.nansum(e["text"].scores) == pytest.approx(1)
 
 
 @cache

@@ -17,6 +17,7 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     input_x_gradient,
     integrated_gradients,
     kernel_shap,
+    layer_conductance,
     lime,
     lrp,
     occlusion,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from math import ceil, floor
 from operator import index
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -83,6 +84,8 @@ class Scores:
     per_layer: Float[Tensor, "batch layer unit"] | None = None
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+    #: What the scores are a product of, by name, where one row is read.
+    factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     #: What was measured about each sample on the way, for the certificate: a completeness gap, an error of steps.
     checks: "dict[str, Float[Tensor, 'batch']] | None" = None
     #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
@@ -333,11 +336,13 @@ class Method:
 def layer_range(layers: Layers | tuple[float | None, float | None] | None, count: int) -> range:
     """Half-open, negative from the end, as in a slice; what is no whole number is a share of the depth.
 
-    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24)
-    (range(8, 12), range(0, 3), range(6, 24))
+    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24), layer_range((None, 0.5), 1)
+    (range(8, 12), range(0, 3), range(6, 24), range(0, 1))
     """
-    ends = [int(end * count + 1e-9) if isinstance(end, float) else end for end in layers or (None, None)]
-    chosen = range(count)[slice(*ends)]
+    first, stop = layers or (None, None)
+    first = floor(first * count + 1e-9) if isinstance(first, float) else first
+    stop = ceil(stop * count - 1e-9) if isinstance(stop, float) else stop  # a share is never nothing
+    chosen = range(count)[slice(first, stop)]
     if not chosen:
         raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
     return chosen

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import Refusal
-from clearhead.methods.base import register
+from clearhead.methods.base import of_authors, register
 from clearhead.methods.perception import Feedback, PerceptionFold
 from clearhead.recording.tape import Asks, Call, check_asks
 
@@ -41,6 +41,9 @@ class BeyondIntuitionHead(PerceptionFold):
     steps: int = 20
     feedback: Feedback = "integrated"
     perception: Literal["head", "uniform", "none"] = "head"
+    lookups: bool = of_authors(False)
+    #: θ by the gradients of the class that is predicted, whichever one is explained (InterpretDL).
+    of_predicted: bool = of_authors(False)
 
     def begin(self) -> None:
         super().begin()

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import Refusal
-from clearhead.methods.base import register
+from clearhead.methods.base import of_authors, register
 from clearhead.methods.perception import Feedback, PerceptionFold
 from clearhead.recording.tape import Asks, Call, check_asks
 
@@ -39,6 +39,15 @@ class BeyondIntuitionToken(PerceptionFold):
     steps: int = 20
     feedback: Feedback = "integrated"
     perception: Literal["token", "uniform", "none"] = "token"
+    lookups: bool = of_authors(False)
+    #: z as what goes into the layer's first norm (InterpretDL): after attention, where norms come last.
+    normed: bool = of_authors(False)
+    #: v as the values of what comes out of attention, the layer's input added (Beyond Intuition's code for CLIP).
+    late: bool = of_authors(False)
+
+    @property
+    def reads_norms(self) -> bool:
+        return self.normed or self.late
 
     @property
     def perceives(self) -> bool:
@@ -47,14 +56,17 @@ class BeyondIntuitionToken(PerceptionFold):
     def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
         if self.perception != "token":
             return call.mean_attention
-        return call.mean_attention * transported(call)[:, None]
+        return call.mean_attention * self.transported(call)[:, None]
 
-
-def transported(call: Call) -> Float[Tensor, "batch key"]:
-    """ρ: how long what attention takes from a token is, beside the token itself."""
-    if call.values is None or call.output_projection is None or call.block_input is None:
-        raise Refusal(
-            f"the output projection of {call.module} was not found, so what it takes from tokens is not known"
-        )
-    taken = call.values.transpose(1, 2).flatten(2) @ call.output_projection.to(call.values).mT
-    return taken.norm(dim=-1) / call.block_input.norm(dim=-1).clamp(min=1e-30)
+    def transported(self, call: Call) -> Float[Tensor, "batch key"]:
+        """ρ: how long what attention takes from a token is, beside the token itself."""
+        if call.values is None or call.output_projection is None or call.block_input is None:
+            raise Refusal(
+                f"the output projection of {call.module} was not found, so what it takes from tokens is not known"
+            )
+        values, tokens = call.values.transpose(1, 2).flatten(2), call.block_input
+        if self.reads_norms:
+            seen = self.norms[call.layer]
+            values, tokens = seen.late_values() if self.late else values, seen.first if self.normed else tokens
+        taken = values @ call.output_projection.to(values).mT
+        return taken.norm(dim=-1) / tokens.norm(dim=-1).clamp(min=1e-30)

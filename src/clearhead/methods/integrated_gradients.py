@@ -73,8 +73,8 @@ class IntegratedGradients(PathFold):
         fine = fine * self.frame.valid[..., None]
         if not torch.isfinite(fine).all():
             raise Refusal(
-                f"the gradient is not finite on the way from baseline={self.baseline!r}: a norm of the model is given a "
-                "vector of zeros there. Choose another baseline, or a rule that leaves the ends out, such as "
+                f"the gradient is not finite on the way from baseline={self.baseline!r}: a norm of the model is given "
+                "a vector of zeros there. Choose another baseline, or a rule that leaves the ends out, such as "
                 "'gauss-legendre'"
             )
         self.explained = fine.sum((1, 2))

@@ -6,7 +6,7 @@ x′ is a baseline, ε noise. A method of this kind says which points it wants a
 several methods want are run once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,13 +22,16 @@ from clearhead.recording.tape import Asks, Call, Tape, check_asks
 #: Rules by which an integral over 0…1 becomes a weighted sum.
 Rule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
 
+NOTHING = "nothing"
+
 
 @dataclass(frozen=True)
 class Point:
     """One place of a path.
 
     along: α; None for a random one, drawn for each sample
-    baseline: x′ by name, None for the one that is safe for the model; of several names one is drawn for each sample
+    baseline: x′ by name, None for the one that is safe for the model; of several names one is drawn for each sample;
+        NOTHING where the input is scaled or moved by itself, and held against nothing
     noise: σ of ε; in the units of the input, or as a share of its range
     draw: which of the random draws, keyed by the content of the input
     at: what α scales: the inputs (word embeddings, pixels), or, of words, what enters the first layer (with positions)
@@ -36,7 +39,7 @@ class Point:
     """
 
     along: float | None = 1.0
-    baseline: str | tuple[str, ...] | None = "zero"
+    baseline: str | tuple[str, ...] | None = NOTHING
     noise: float = 0.0
     noise_of: Literal["units", "range"] = "units"
     draw: int | None = None
@@ -53,15 +56,37 @@ class Step:
     way: "dict[str, Float[Tensor, 'batch unit feature']]"
 
 
+@dataclass
+class Normed:
+    """What the first norm of a layer is given, and the values that attention would make of what the second is given.
+
+    The first norm's input is the layer's input where norms come first, and what attention gave added to it where they
+    come last; the second norm's, where norms come first, is what attention gave added to the layer's input.
+    """
+
+    first: Float[Tensor, "batch unit model"]
+    late_values: "Callable[[], Float[Tensor, 'batch unit heads']]"
+
+
 class PathFold(Fold):
     """Base of every method of the kind "path". `finish` gets the tape of the input itself."""
 
     #: What is asked for at each point, and at the input itself (all of it stands in the declaration, too).
     along: ClassVar[Asks] = check_asks("input_gradient")
     clean: ClassVar[Asks] = frozenset()
+    #: Which layers are shown at each point, where what is asked for lies in layers.
+    at_layers: ClassVar[Literal["last", "all"]] = "last"
+    #: Whether the tape of the input itself is that of the predicted class, whichever one is explained.
+    of_predicted: bool = False
+    #: What goes into the norms of each layer, for those that read it.
+    norms: "Mapping[int, Normed]"
     #: What the scores of this axis add up to, where those of all axes together should be y(x) − y(x′), the base value.
     explained: Float[Tensor, "batch"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+
+    @property
+    def reads_norms(self) -> bool:
+        return False
 
     def points(self) -> Iterable[Point]:
         """Where the model is to be looked at."""
@@ -70,8 +95,8 @@ class PathFold(Fold):
     def at(self, step: Step) -> None:
         """Fold one point into the state."""
 
-    def at_last(self, point: Point, call: Call) -> None:
-        """The last attention of this stream at one point."""
+    def at_call(self, point: Point, call: Call) -> None:
+        """One layer of this stream at one point: the last one, or each of those that were chosen."""
 
 
 EXAMPLE = "example: "

@@ -6,10 +6,12 @@ Perception P says how tokens mix, feedback F what the target wishes of the last 
 the way from nothing to the input (of pictures the normalised pixels are scaled, of words what enters the first layer):
 first the mean over the points, then the clamp, then the mean over heads.
 
-Each factor can be exchanged, and so be looked at alone: `feedback="none"` gives w · P, `perception="none"` gives w · F.
+Both are in `factors`, w · P and w · F. Each factor can be exchanged: `feedback="none"` gives w · P alone,
+`perception="none"` w · F alone.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -37,6 +39,8 @@ class PerceptionFold(PathFold):
     clean: ClassVar[Asks] = check_asks("attention")
     steps: int = 20
     feedback: Feedback = "integrated"
+    #: Whether words are scaled as they are looked up, without their positions (Beyond Intuition's code for CLIP).
+    lookups: bool = False
 
     #: Whether the topmost layer adds the identity, too.
     top_keeps: ClassVar[bool] = True
@@ -74,27 +78,30 @@ class PerceptionFold(PathFold):
         self.pushed = self.pushed + mixed
 
     def points(self) -> Iterable[Point]:
-        stream = self.frame.stream
+        point = Point(at="inputs" if self.lookups else "layers", only=self.frame.stream)
         if self.feedback == "integrated":
             ways = np.linspace(0, 1, self.steps).tolist() if self.steps > 1 else [1.0]
-            return [Point(along, at="layers", only=stream) for along in ways]
+            return [replace(point, along=along) for along in ways]
         if self.feedback == "smoothed":
-            return [
-                Point(noise=0.15, noise_of="range", draw=draw, at="layers", only=stream) for draw in range(self.steps)
-            ]
-        return [Point(at="layers", only=stream)] if self.feedback == "gradient" else []
+            return [replace(point, noise=0.15, noise_of="range", draw=draw) for draw in range(self.steps)]
+        return [point] if self.feedback == "gradient" else []
 
-    def at_last(self, point: Point, call: Call) -> None:
+    def at_call(self, point: Point, call: Call) -> None:
         assert call.attention_gradient is not None
         self.wish = self.wish + call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
 
     def finish(self, tape: Tape) -> Scores:
         # where perception is left out, a row counts as much as it is read
-        rows = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        perceived = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        rows, factors = perceived, None
         if isinstance(self.wish, Tensor):
-            wished = self.wish.clamp(min=0).mean(1).to(rows)
-            rows = rows * ((self.start != 0).to(rows) @ wished)[:, None]
-        if not self.one_token:
-            rows = self.frame.readout[:, None] @ rows
-        rows = rows * self.frame.valid[:, None, None]
-        return Scores(rows[:, -1], per_layer=rows[:, :, 0] if self.by_depth else None)
+            wished = ((self.start != 0).to(rows) @ self.wish.clamp(min=0).mean(1).to(rows))[:, None]
+            rows = perceived * wished
+            if self.perceives and self.by_depth:
+                factors = {"perception": self._read(perceived)[:, -1, 0], "feedback": self._read(wished)[:, 0, 0]}
+        rows = self._read(rows)
+        return Scores(rows[:, -1], per_layer=rows[:, :, 0] if self.by_depth else None, factors=factors)
+
+    def _read(self, rows: Float[Tensor, "batch depth row unit"]) -> Float[Tensor, "batch depth read unit"]:
+        rows = rows if self.one_token else self.frame.readout[:, None] @ rows
+        return rows * self.frame.valid[:, None, None]

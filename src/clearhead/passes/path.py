@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.baselines import Baselines
-from clearhead.errors import InputError
 from clearhead.methods.base import Scores
-from clearhead.methods.paths import PathFold, Point, Step
+from clearhead.methods.paths import NOTHING, PathFold, Point, Step
+from clearhead.passes.draws import Draws
+from clearhead.passes.norms import normed
 from clearhead.plan import Plan, Reading, recorded
 from clearhead.recording.blocks import blocks_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import hooks
-from clearhead.recording.self_test import SelfTest
+from clearhead.recording.self_test import Place, SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, check_asks
-from clearhead.targets import Pinned, Target
+from clearhead.targets import Pinned, Predicted, Target
 
 #: How many numbers the attention maps of points that are run together may hold, and how many rows a batch of them.
 ROOM, ROWS = 2**27, 128
@@ -32,8 +32,15 @@ ROOM, ROWS = 2**27, 128
 
 def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
     """The input itself, then every point that is wanted, then what the methods make of it."""
-    asks: Asks = check_asks({"inputs"}.union(*(fold.clean for reading in readings for fold in _folds(reading))))
-    tape = recorded(recorder, plan, readings, tested, asks)
+    every = [fold for reading in readings for fold in _folds(reading)]
+    asks: Asks = check_asks({"inputs"}.union(*(fold.clean for fold in every)))
+    if any(fold.reads_norms for fold in every):
+        seen = normed(recorder, plan, tested)
+        for fold in every:
+            fold.norms = {layer: one for (stream, layer), one in seen.items() if stream == fold.frame.stream}
+    tape = recorded(recorder, plan, [r for r in readings if not _of_predicted(r)], tested, asks)
+    if others := [r for r in readings if _of_predicted(r)]:
+        recorded(recorder, _predicted(plan), others, tested, asks)
     way = Way(recorder, plan, tape.inputs or {}, tested)
     wanted: dict[Point, list[PathFold]] = {}
     for reading in readings:
@@ -52,6 +59,16 @@ def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
 
 def _folds(reading: Reading) -> list[PathFold]:
     return [fold for fold in reading.folds.values() if isinstance(fold, PathFold)]
+
+
+def _of_predicted(reading: Reading) -> bool:
+    return any(fold.of_predicted for fold in _folds(reading))
+
+
+def _predicted(plan: Plan) -> Plan:
+    """The same batch, with the class that is predicted as its target."""
+    targets = [[Target(Predicted(), target.scale)] * plan.steps for target in plan.targets[: plan.size]]
+    return Plan(plan.subject, plan.given, targets, plan.seed)
 
 
 def _with_gap(reading: Reading, parts: dict[str, Scores], values: Float[Tensor, "batch"]) -> dict[str, Scores]:
@@ -74,7 +91,7 @@ class Way:
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in inputs.items()}
         self.words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
         self.baselines = Baselines(plan, self.inputs, self.words, recorder)
-        self.seeds = plan.frames[next(iter(plan.frames))].seeds[: plan.size]
+        self.draws = Draws(plan, self.inputs, self.words)
         self.targets = [self._pinned(i, target) for i, target in enumerate(plan.targets)]
         self.plans: dict[int, Plan] = {}
 
@@ -107,20 +124,21 @@ class Way:
             stream: torch.cat([scaled.get(stream, _ones(self.plan)) for _, _, scaled in placed])
             for stream in {stream for _, _, scaled in placed for stream in scaled}
         }
-        last = self._last() if asks & ALONG_UNITS else []
+        shown = [fold for point in points for fold in wanted[point] if asks & ALONG_UNITS]
+        places = [i for i, place in enumerate(self.tested.places) if any(self._shows(fold, place) for fold in shown)]
 
         def visit(call: Call) -> None:
             gathered = call.to(self.plan.subject.device)
             for i, point in enumerate(points):
-                folds = [fold for fold in wanted[point] if fold.frame.stream == call.query_stream]
+                folds = [fold for fold in wanted[point] if self._shows(fold, call)]
                 if folds:
                     own = _of_point(gathered, i, steps, len(points))
                     for fold in folds:
-                        fold.at_last(point, own if fold.heads is None else own.with_heads(fold.heads))
+                        fold.at_call(point, own if fold.heads is None else own.with_heads(fold.heads))
 
         with scaled_layers(self.recorder, self.tested, factors):
             tape = self.recorder.run(
-                plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=last, rows=plan.rows, vectors=vectors
+                plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, vectors=vectors
             )
         tape.inputs = None
         tape = plan.arranged(tape)
@@ -149,10 +167,13 @@ class Way:
             self.plans[points] = Plan(self.plan.subject, self.plan.given * points, targets * points, self.plan.seed)
         return self.plans[points]
 
-    def _last(self) -> list[int]:
-        """The last attention within each stream."""
-        within = {p.query_stream: i for i, p in enumerate(self.tested.places) if p.query_stream == p.key_stream}
-        return sorted(within.values())
+    def _shows(self, fold: PathFold, call: Call | Place) -> bool:
+        """Whether a method is shown this call: within its stream, the last one or those of its layers."""
+        stream = fold.frame.stream
+        if not fold.along & ALONG_UNITS or (call.query_stream, call.key_stream) != (stream, stream):
+            return False
+        last = self.tested.layers(stream, stream) - 1
+        return call.layer in fold.frame.layers if fold.at_layers == "all" else call.layer == last
 
     def _placed(self, point: Point) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """What each leaf is at a point, its way to the input, and by what the first layer of which stream is scaled."""
@@ -161,18 +182,18 @@ class Way:
         scaled: dict[str, Tensor] = {}
         along = self._along(point)
         in_layers = {stream for leaf in self.words for stream in self._streams[leaf]} if point.at == "layers" else set()
-        for number, (leaf, x) in enumerate(self.inputs.items()):
+        for leaf, x in self.inputs.items():
             if point.only is not None and point.only not in self._streams[leaf]:
                 vectors[leaf], ways[leaf] = x, torch.zeros_like(x)
                 continue
-            noisy = x + self._noise(point, leaf, number) if point.noise else x
+            noisy = x + self.draws.noise(point, leaf) if point.noise else x
             if self._streams[leaf] & in_layers:
                 vectors[leaf], ways[leaf] = noisy, noisy
                 scaled |= dict.fromkeys(self._streams[leaf] & in_layers, along)
                 continue
             baseline = self._baseline(point, leaf)
             ways[leaf] = noisy - baseline
-            vectors[leaf] = noisy if point.along == 1 else baseline + _wide(along, x, self.plan.size) * ways[leaf]
+            vectors[leaf] = noisy if point.along == 1 else baseline + self.draws.spread(along, leaf) * ways[leaf]
         return vectors, ways, scaled
 
     @property
@@ -188,59 +209,25 @@ class Way:
         return self._found
 
     def _along(self, point: Point) -> Float[Tensor, "batch"]:
-        if point.along is not None:
-            return _ones(self.plan) * point.along
-        drawn = [_draws(seed, point.draw).uniform() for seed in self.seeds]
-        return torch.tensor(drawn, dtype=torch.float64).to(_ones(self.plan))
+        along = self.draws.along(point) if point.along is None else _ones(self.plan) * point.along
+        return along.to(_ones(self.plan))
 
     def _baseline(self, point: Point, leaf: str) -> Tensor:
+        if point.baseline == NOTHING:
+            return torch.zeros_like(self.inputs[leaf])
         if not isinstance(point.baseline, tuple):
             return self.baselines.of(point.baseline, leaf)
         parts = [self.baselines.of(name, leaf) for name in point.baseline]
-        which = [int(_draws(seed, point.draw, 1).integers(len(parts))) for seed in self.seeds]
-        _check_rows(parts[0], self.plan.size)
-        return torch.cat([parts[drawn][i : i + 1] for i, drawn in enumerate(which)])
-
-    def _noise(self, point: Point, leaf: str, number: int) -> Tensor:
-        """Drawn row by row for each sample, so that padding and neighbours change nothing."""
-        x = self.inputs[leaf]
-        _check_rows(x, self.plan.size)
-        rows = [_draws(seed, point.draw, 2 + number).standard_normal(x[0].numel()) for seed in self.seeds]
-        noise = torch.tensor(np.stack(rows)).to(x).reshape(x.shape)
-        size = _ones(self.plan) * point.noise
-        if point.noise_of == "range":
-            size = size * torch.stack([self._range(leaf, i) for i in range(self.plan.size)])
-        return noise * _wide(size, x, self.plan.size)
-
-    def _range(self, leaf: str, i: int) -> Float[Tensor, ""]:
-        """How far the numbers of one sample lie apart; of words, the lengths of their vectors."""
-        x, given = self.inputs[leaf][i], self.plan.given[i].inputs.get(leaf)
-        if leaf in self.words or leaf == "inputs_embeds":
-            x = (x if given is None else x[: len(given)]).norm(dim=-1)
-        return x.max() - x.min()
-
-
-def _draws(seed: int, draw: int | None, what: int = 0) -> np.random.Generator:
-    return np.random.default_rng([seed, draw or 0, what])
+        which = self.draws.spread(self.draws.one_of(len(parts), point), leaf)
+        made = parts[0]
+        for number, part in enumerate(parts):
+            made = torch.where(which == number, part, made)
+        return made
 
 
 def _ones(plan: Plan) -> Float[Tensor, "batch"]:
     readout = plan.readouts[next(iter(plan.readouts))]
     return torch.ones(plan.size, dtype=readout.dtype, device=readout.device)
-
-
-def _check_rows(x: Tensor, size: int) -> None:
-    if len(x) != size:
-        raise InputError("pictures of this model lie in one row for a whole batch: random paths need batch_size=1")
-
-
-def _wide(numbers: Float[Tensor, "batch"], like: Tensor, size: int) -> Tensor:
-    """One number per sample, to be multiplied with all that is the sample's."""
-    if len(like) != size and bool((numbers == numbers[0]).all()):
-        numbers = numbers[:1]
-    elif len(like) != size:
-        _check_rows(like, size)
-    return numbers.to(like).reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def _one(part: Tensor | None, i: int, steps: int, points: int) -> Any:

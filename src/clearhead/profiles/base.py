@@ -5,7 +5,7 @@ beside it win. What an author drops or zeroes stays a unit, with the author's va
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
     scale: str | None = None
     finish: Finish | None = None
+    #: Whether the predicted class is explained, whichever one was asked for.
+    predicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Profile:
     source: str
     differs: str
     methods: Mapping[str, Settings]
+    #: What is different for models that read texts alone.
+    texts: Mapping[str, Settings] = field(default_factory=dict)
     #: Whether padding in given model inputs stays, since the author's code does not cut it off.
     padding: bool = False
 
@@ -59,9 +63,11 @@ def register_profile(profile: Profile) -> Profile:
     return profile
 
 
-def profile_named(name: str | None) -> Profile | None:
+def profile_named(name: str | None, takes: tuple[str, ...] = ()) -> Profile | None:
+    """A profile, as it is for a model that takes these inputs."""
     if name is None:
         return None
     if name not in PROFILES:
         raise unknown("profile", name, sorted(PROFILES))
-    return PROFILES[name]
+    profile = PROFILES[name]
+    return replace(profile, methods={**profile.methods, **profile.texts}) if takes == ("text",) else profile

@@ -1,7 +1,7 @@
 """transformerinterp (Chen et al., TMLR 2023): the `bi_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import own_entry_zero, patches_alone, rows_added, with_identity
+from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero, patches_alone, rows_added, with_identity
 
 _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
 #: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
@@ -87,5 +87,42 @@ register_profile(
             "generic": Settings({"layers": (-1, None)}, finish=own_entry_zero),
         },
         padding=True,
+    )
+)
+
+_BI_CLIP = (
+    "The last layer of each tower alone, as in their evaluation{more}; the logit with its scale instead of the cosine; "
+    "words are scaled as they are looked up, before positions are added; special tokens are dropped, and the scores of "
+    "a text are divided by their sum. (Their notebook forgets to scale the picture; this is their evaluation's code.)"
+)
+_GENERIC_CLIP = Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores)
+
+register_profile(
+    Profile(
+        name="bi_clip_h",
+        source=_BI,
+        differs=_BI_CLIP.format(more=""),
+        methods={
+            "beyond-intuition-head": Settings(
+                {"steps": 20, "layers": (-1, None), "lookups": True}, scale="logit", finish=mm_clip_scores
+            ),
+            "generic": _GENERIC_CLIP,
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_clip_c",
+        source=_BI,
+        differs=_BI_CLIP.format(more=" (the function's own default is the last three: layers=(-3, None))")
+        + " What attention takes from a token is computed from the token as it is after attention, while its length is "
+        "that of before.",
+        methods={
+            "beyond-intuition-token": Settings(
+                {"steps": 20, "layers": (-1, None), "lookups": True, "late": True}, scale="logit", finish=mm_clip_scores
+            ),
+            "generic": _GENERIC_CLIP,
+        },
     )
 )

@@ -30,12 +30,17 @@ def patches_alone(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -
     return np.where(units.special, np.nan, scores)
 
 
-def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
-    """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
-    changed = patches_alone(scores, units, rows)
+def identity_kept(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """The identity, which Generic Attention starts from, stays in the scores."""
+    changed = scores.copy()
     for row, weight in rows.items():
         changed[..., row] += weight
     return changed
+
+
+def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
+    return patches_alone(identity_kept(scores, units, rows), units, rows)
 
 
 def rows_added(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:

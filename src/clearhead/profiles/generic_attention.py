@@ -1,9 +1,18 @@
 """Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021): the `mm_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero
+from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero, patches_alone
 
 _MM = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
+
+register_profile(
+    Profile(
+        name="mm_vit",
+        source=_MM,
+        differs="As our default, all layers and no normalisation; the class token is cut off.",
+        methods={"generic": Settings(finish=patches_alone)},
+    )
+)
 
 register_profile(
     Profile(

@@ -169,6 +169,10 @@ class Answering(Subject):
         axes = {**sample.axes, self.speaking: Axis.of(first_units(units, length))}
         return replace(sample, inputs=inputs, axes=axes, kept=tuple(rows))
 
+    def root(self, sample: Sample) -> Sample:
+        """What was there before the first word was said."""
+        return self.cut(sample, [Target(Generated(0))])
+
     def settings(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """What the model is told beside the inputs: no cache, and logits only of the rows that are needed."""
         told: dict[str, Any] = {"use_cache": False} if self.accepts("use_cache") else {}

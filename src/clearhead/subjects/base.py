@@ -217,6 +217,10 @@ class Subject(ABC):
         """The sample without what none of these targets can depend on."""
         return sample
 
+    def root(self, sample: Sample) -> Sample:
+        """What all targets of a sample have in common, however many of them are explained together."""
+        return sample
+
     @property
     def learned(self) -> Sequence[nn.Parameter]:
         """Learned vectors that attention starts from beside the input, such as a detector's object queries."""
