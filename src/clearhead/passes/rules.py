@@ -21,8 +21,8 @@ from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
-from clearhead.rules.family import Family
-from clearhead.rules.mode import NoRule, under
+from clearhead.rules.family import Family, NoRule
+from clearhead.rules.mode import under
 
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()

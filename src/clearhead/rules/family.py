@@ -7,6 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from clearhead.errors import Refusal
+
+
+class NoRule(Refusal):
+    """An operation that a family of rules does not know."""
+
+
 #: What arrives at the output, and the inputs → what each input gets (None for nothing).
 Rule = Callable[..., tuple[Tensor | None, ...]]
 
@@ -33,6 +40,11 @@ def ruled(compute: Callable[..., Tensor], rule: Rule, *inputs: Tensor, in_place:
     """`compute(*inputs)`, differentiated by `rule`."""
     output: Tensor = Ruled.apply(compute, rule, in_place, *inputs)
     return output
+
+
+def active(part: Any) -> bool:
+    """Whether it depends on the input."""
+    return isinstance(part, Tensor) and part.requires_grad
 
 
 def like(part: Tensor, whole: Tensor) -> Tensor:
