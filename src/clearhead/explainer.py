@@ -10,6 +10,7 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run
+from clearhead.passes.rules import why_not as why_not_ruled
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
@@ -255,6 +256,8 @@ class Explainer:
             return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
+        if method.declaration.kind == "rules":
+            return why_not_ruled(self.recorder, self.subject, self.sample_tested, method)
         return None
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:

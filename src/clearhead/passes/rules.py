@@ -11,21 +11,27 @@ from dataclasses import replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import Refusal
-from clearhead.methods.base import Scores
+from clearhead.methods.base import Method, Scores
 from clearhead.methods.under_rules import UnderRules
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
+from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule
 from clearhead.rules.mode import under
+from clearhead.subjects.base import Sample, Subject
+from clearhead.targets import Target
 
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
+#: For each recorder and method, why its model cannot run under the method's rules; None if it can.
+_reasons: "WeakKeyDictionary[Recorder, dict[str, str | None]]" = WeakKeyDictionary()
 
 
 def from_rules(
@@ -60,6 +66,28 @@ def from_rules(
 
         _pass(recorder, plan, compare, tested, visit_beside)
     return [reading.finish(tapes[_fold(reading).family]) for reading in readings]
+
+
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    """Why a model cannot run under a method's rules; None if it can. Tried once, on one sample."""
+    known = _reasons.setdefault(recorder, {})
+    if method.name not in known:
+        assert recorder.tested is not None
+        plan = Plan(subject, [sample], [[Target(lambda output: output)]])
+        family = _fold(Reading(method, plan, recorder.tested)).family
+        known[method.name] = None
+        with (
+            recorder.lock,
+            at_rest(recorder.model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            starting(recorder.learned),
+        ):
+            try:
+                _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
+            except NoRule as problem:
+                known[method.name] = f"in {subject.model_class}, {problem}"
+    return known[method.name]
 
 
 def _fold(reading: Reading) -> UnderRules:

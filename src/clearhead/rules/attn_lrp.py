@@ -22,6 +22,8 @@ TINY = 1e-9
 @dataclass(frozen=True)
 class AttnLRP(Family):
     name = "AttnLRP"
+    # Mixtures of experts pick and put together; the experts themselves are linear maps.
+    ordinary = frozenset(("topk", "max", "index_add", "index_add_", "grouped_mm", "_grouped_mm"))
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
         return apply(x)

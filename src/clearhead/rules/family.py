@@ -1,7 +1,7 @@
 """What a family of rules says: for each kind of operation, how relevance goes from what comes out to what goes in."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class Family:
     """
 
     name: str
+    #: Operations beside `MOVES` that it leaves as they are.
+    ordinary: ClassVar[frozenset[str]] = frozenset()
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         """An operation is about to use x; `uses` is a place to remember that in, for the time of the pass."""

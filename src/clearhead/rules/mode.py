@@ -41,7 +41,7 @@ class Rules(TorchFunctionMode):
         output = func(*args, **kwargs)
         if not any(map(active, _flat(output))) or any(output is part for part in parts):
             return output
-        if name not in MOVES:
+        if name not in MOVES | self.family.ordinary:
             raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {self.family.name}")
         self._use(parts, name)
         return self.family.picked(output) if name in PICKS and isinstance(output, Tensor) else output

@@ -55,7 +55,7 @@ IN_PLACE = {"mul_": "mul", "__imul__": "mul", "div_": "div", "__itruediv__": "di
 DENOMINATORS = _names("rsqrt sqrt norm vector_norm std var reciprocal __rdiv__ __rtruediv__")
 ACTIVATIONS = _names("""
     gelu relu silu tanh sigmoid softplus elu leaky_relu hardswish hardsigmoid mish selu relu6 celu erf
-    pow __pow__ square
+    hardtanh clamp clamp_min clamp_max clip pow __pow__ square
 """)
 
 Handler = Callable[..., Any]
