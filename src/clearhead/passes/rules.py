@@ -7,7 +7,7 @@ the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -30,8 +30,8 @@ from clearhead.targets import Target
 
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
-#: For each recorder and method, why its model cannot run under the method's rules; None if it can.
-_reasons: "WeakKeyDictionary[Recorder, dict[str, str | None]]" = WeakKeyDictionary()
+#: For each recorder, method and choice of rules.
+_trials: "WeakKeyDictionary[Recorder, dict[tuple[str, str | None], Trial]]" = WeakKeyDictionary()
 
 
 def from_rules(
@@ -68,14 +68,23 @@ def from_rules(
     return [reading.finish(tapes[_fold(reading).family]) for reading in readings]
 
 
-def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
-    """Why a model cannot run under a method's rules; None if it can. Tried once, on one sample."""
-    known = _reasons.setdefault(recorder, {})
-    if method.name not in known:
+@dataclass(frozen=True)
+class Trial:
+    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules (None
+    if it can), and whether samples of a batch stay apart under them."""
+
+    why_not: str | None
+    keeps_apart: bool
+
+
+def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> Trial:
+    """Made once for each method and choice of rules."""
+    known, key = _trials.setdefault(recorder, {}), (method.name, method.option("rules"))
+    if key not in known:
         assert recorder.tested is not None
-        plan = Plan(subject, [sample], [[Target(lambda output: output)]])
-        family = _fold(Reading(method, plan, recorder.tested)).family
-        known[method.name] = None
+        plan = Plan(subject, [sample, sample], [[Target(lambda output: output)]] * 2)
+        family = _fold(Reading(method, plan, recorder.tested)).family.twice()
+        why_not = None
         with (
             recorder.lock,
             at_rest(recorder.model),
@@ -86,8 +95,9 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
             try:
                 _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
-                known[method.name] = f"in {subject.model_class}, {problem}"
-    return known[method.name]
+                why_not = f"in {subject.model_class}, {problem}"
+        known[key] = Trial(why_not, family.keeps_apart)
+    return known[key]
 
 
 def _fold(reading: Reading) -> UnderRules:

@@ -59,9 +59,18 @@ class Family:
     is the number of samples, which lie along the first axis of every tensor.
     """
 
-    name: str
+    name: ClassVar[str]
     #: Operations beside `MOVES` that it leaves as they are.
     ordinary: ClassVar[frozenset[str]] = frozenset()
+
+    def twice(self) -> "Family":
+        """The same rules, to try a model with on a batch of one sample twice."""
+        return self
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether, after such a trial, samples of a batch are known not to mix."""
+        return True
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         """An operation is about to use x; `uses` is a place to remember that in, for the time of the pass."""

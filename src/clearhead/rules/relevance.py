@@ -17,8 +17,8 @@ Divisions have the authors' stabiliser. Sums run over each sample; the authors' 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,9 +74,10 @@ class Relevance(Family):
     positions: bool = True
     mask: bool = False
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "relevance propagation"
+    name: ClassVar[str] = "relevance propagation"
+
+    def twice(self) -> Family:
+        return Twice(self.variant, self.positions, self.mask)
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         if x not in uses:
@@ -190,6 +191,30 @@ class Relevance(Family):
         if self.mask and not getattr(added, "adds", False):
             x = self.add(x, torch.zeros_like(x), size)
         return self._identity(apply, x)
+
+
+@dataclass(frozen=True)
+class Twice(Relevance):
+    """The same rules on a batch of one sample twice, which tells where samples do not lie along the first axis."""
+
+    mixed: list[tuple[int, ...]] = field(default_factory=list, compare=False)
+
+    def add(self, a: Tensor, b: Tensor, size: int, in_place: bool = False) -> Tensor:
+        output = super().add(a, b, size, in_place)
+        if not _one_twice(output.detach()):
+            self.mixed.append(tuple(output.shape))
+        return output
+
+    @property
+    def keeps_apart(self) -> bool:
+        return self.variant == "orig" or not self.mixed  # "ours" sums over samples
+
+
+def _one_twice(batch: Tensor) -> bool:
+    if not batch.dim() or len(batch) % 2:
+        return False
+    one, other = batch.unflatten(0, (2, -1))
+    return torch.allclose(one, other, equal_nan=True)
 
 
 def _vjp(apply: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
