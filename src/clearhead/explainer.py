@@ -10,6 +10,7 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run
+from clearhead.passes.rules import Trial, trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
@@ -256,7 +257,13 @@ class Explainer:
             return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
-        return None
+        ruled = self._trial(method)
+        return None if ruled is None else ruled.why_not
+
+    def _trial(self, method: Method) -> Trial | None:
+        """What a method by rules can do with this model; None for other methods."""
+        by_rules = method.declaration.kind == "rules"
+        return trial(self.recorder, self.subject, self.sample_tested, method) if by_rules else None
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
@@ -307,6 +314,8 @@ class Explainer:
         for method in request.methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
+        if len(samples) > 1 and any(t and not t.keeps_apart for t in map(self._trial, request.methods)):
+            return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")

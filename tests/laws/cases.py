@@ -117,8 +117,7 @@ def assert_all_alike(got: Mapping[str, list[Explanation]], subject: str, dtype: 
     expected = single(subject, dtype)
     for variant, explanations in got.items():
         for e, alone in zip(explanations, expected[variant], strict=True):
-            within = tolerance(subject, dtype) * REGISTRY[e.provenance["method"]].declaration.amplifies
-            assert_alike(e, alone, within, size(e, expected))
+            assert_alike(e, alone, allowed(e.provenance["method"], subject, dtype), size(e, expected))
 
 
 @cache
@@ -165,6 +164,11 @@ def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
     with torch.no_grad(), attention_implementation(ex.subject.model, "eager"), _Float32() as watch:
         ex.subject.model(**batch)
     return 1e-6 if watch.seen else 1e-9
+
+
+def allowed(method: str, subject: str, dtype: torch.dtype = torch.float64) -> float:
+    """What rounding may do to this method's scores."""
+    return tolerance(subject, dtype) * REGISTRY[method].declaration.amplifies
 
 
 def gap(one: Any, other: Any, size: float = 0.0) -> float:

@@ -66,9 +66,9 @@ def _joined(x: np.ndarray) -> np.ndarray:
     return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
 
 
-def _softmax(scores: np.ndarray, single: bool) -> np.ndarray:
-    dtype = torch.float32 if single else torch.float64
-    return torch.softmax(torch.from_numpy(scores), -1, dtype=dtype).double().numpy()
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    raised = np.exp(scores - scores.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
 
 
 class Walk:
@@ -89,10 +89,12 @@ class Walk:
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.config.layer_norm_eps)
         return scaled * self.weight(name) + self.weights[f"{name}.bias"]
 
-    def attend(self, names: tuple[str, str, str], x: np.ndarray, single: bool) -> tuple[np.ndarray, ...]:
+    def attend(
+        self, names: tuple[str, str, str], x: np.ndarray, mask: np.ndarray | float = 0.0
+    ) -> tuple[np.ndarray, ...]:
         count = self.config.num_attention_heads
         q, k, v = (_heads(self.apply(name, x), count) for name in names)
-        attention = _softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), single)
+        attention = _softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + mask)
         return q, k, v, attention, _joined(attention @ v)
 
     def attended(
@@ -105,10 +107,15 @@ class Walk:
         v: np.ndarray,
         attention: np.ndarray,
         found: Found,
+        mask: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        """From the joined heads to what query, key and value are made of."""
+        """From the joined heads to what query, key and value are made of; a mask that is added takes its share."""
         to_a, to_v = product(_heads(r, len(q)), attention, v)
         found.maps.insert(0, to_a)
+        if mask is not None:
+            to_a, _ = add(
+                self.variant, to_a, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), np.broadcast_to(mask, to_a.shape)
+            )
         to_q, to_k = product(to_a, q, k.swapaxes(-1, -2))
         parts = (to_q, to_k.swapaxes(-1, -2), to_v)
         weights = [self.weight(name) for name in names]
@@ -119,8 +126,10 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
 
 
-def bert(model: Any, ids: list[int], label: int, variant: str) -> Found:
+def bert(model: Any, ids: list[int], label: int, variant: str, mask: list[int] | None = None) -> Found:
+    """`mask` is 1 for tokens and 0 for padding: the authors add one to attention also where nothing is hidden."""
     walk, found = Walk(model, variant), Found()
+    hidden = None if mask is None else (1.0 - np.array(mask)) * np.finfo(np.float32).min
     table = "bert.embeddings"
     word = walk.weight(f"{table}.word_embeddings")[ids]
     typed = walk.weight(f"{table}.token_type_embeddings")[[0] * len(ids)]
@@ -130,7 +139,7 @@ def bert(model: Any, ids: list[int], label: int, variant: str) -> Found:
     for layer in range(model.config.num_hidden_layers):
         at = f"bert.encoder.layer.{layer}"
         names = tuple(f"{at}.attention.self.{name}" for name in ("query", "key", "value"))
-        q, k, v, attention, joined = walk.attend(names, x, False)
+        q, k, v, attention, joined = walk.attend(names, x, 0.0 if hidden is None else hidden)
         projected = walk.apply(f"{at}.attention.output.dense", joined)
         middle = walk.norm(f"{at}.attention.output.LayerNorm", projected + x)
         wide = gelu(walk.apply(f"{at}.intermediate.dense", middle))
@@ -152,7 +161,7 @@ def bert(model: Any, ids: list[int], label: int, variant: str) -> Found:
         r = clone(middle, through, skip)
         to_projected, skip = add(variant, r, projected, x)
         through = linear(variant, to_projected, joined, walk.weight(f"{at}.attention.output.dense"))
-        branches = walk.attended(through, names, x, q, k, v, attention, found)
+        branches = walk.attended(through, names, x, q, k, v, attention, found, hidden)
         r = clone(x, clone(x, *branches), skip)
     found.encoder = r
     both, _ = add(variant, r, word + typed, position)
@@ -174,7 +183,7 @@ def vit(model: Any, pixels: Float[np.ndarray, "channel high wide"], label: int, 
     for at in (f"vit.layers.{layer}" for layer in range(model.config.num_hidden_layers)):
         names = tuple(f"{at}.attention.{name}" for name in ("q_proj", "k_proj", "v_proj"))
         normed = walk.norm(f"{at}.layernorm_before", x)
-        q, k, v, attention, joined = walk.attend(names, normed, True)
+        q, k, v, attention, joined = walk.attend(names, normed)
         projected = walk.apply(f"{at}.attention.o_proj", joined)
         middle = projected + x
         again = walk.norm(f"{at}.layernorm_after", middle)

@@ -2,9 +2,10 @@
 
     r_i = Σ_k R_ik          R: the relevance of a token's embedding, or of the pixels of a patch
 
-`rules` is the family of rules (`rules/relevance.py`): "orig", as in published comparisons, or "ours", which conserves
-relevance. Positions that are added to embeddings take their share, which belongs to no unit; with `positions=False`
-they take none, as in the authors' code for BERT, where relevance is read where it leaves the first layer.
+`rules` is the family of rules (`rules/relevance.py`): "ours", which conserves relevance, so that the scores of a text
+add up to one, what the target starts with; or "orig", as in published comparisons, where it doubles at each linear map.
+With `positions` the positions that are added to embeddings take their share, which then belongs to no unit, as in the
+authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's.
 """
 
 from typing import Literal
@@ -25,13 +26,13 @@ from clearhead.rules.relevance import Relevance
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,
     target="any",
-    linear_in_target=True,
+    axioms=("conserves relevance",),
     note=PATENTS,
-    amplifies=1e3,
+    amplifies=1e4,
 )
 class LRP(UnderRules):
-    rules: Literal["orig", "ours"] = "orig"
-    positions: bool = True
+    rules: Literal["ours", "orig"] = "ours"
+    positions: bool = False
     mask: bool = of_authors(False)
 
     @property
@@ -40,7 +41,7 @@ class LRP(UnderRules):
 
     @property
     def linear_in_target(self) -> bool:
-        return self.rules == "orig"  # "ours" scales the branches of a sum by their sizes
+        return self.rules == "orig"  # "ours" scales the branches of a sum by how much relevance each gets
 
     def finish(self, tape: Tape) -> Scores:
         assert tape.input_gradient is not None

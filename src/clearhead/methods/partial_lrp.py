@@ -4,7 +4,6 @@
 
 The last layer by default; over several layers their mean. `rules` is the family of rules (`rules/relevance.py`): "orig"
 as published, or "ours", those of Transformer Attribution.
-
 """
 
 from typing import Literal
@@ -32,7 +31,7 @@ from clearhead.rules.relevance import Relevance
     has=("layers", "heads", "rows"),
     parts="contributions",
     note=PATENTS,
-    amplifies=1e3,
+    amplifies=1e4,
 )
 class PartialLRP(UnderRules):
     rules: Literal["orig", "ours"] = "orig"

@@ -2,9 +2,10 @@
 
     Ā_l = E_h[(∂y/∂A_l ⊙ P_l)⁺],     R = (I + Ā_{L-1}) ⋯ (I + Ā_s),     r = w · (R − I)
 
-P_l is the relevance of A_l by the authors' rules of relevance propagation (`rules/relevance.py`). The read-out row alone
-is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise` each row of
-I + Ā_l is divided by its sum, as in the authors' code for BERT; r is then w · R, the identity's part included.
+P_l is the relevance of A_l by the authors' rules of relevance propagation (`rules/relevance.py`). The read-out row
+alone is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise`
+each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: what is left of w is in the
+scores, and in the share of the first layer.
 """
 
 from typing import Literal
@@ -30,7 +31,7 @@ from clearhead.rules.relevance import Relevance
     has=("layers", "heads", "rows"),
     parts="contributions",
     note=PATENTS,
-    amplifies=1e3,
+    amplifies=1e4,
 )
 class TransformerAttribution(UnderRules):
     normalise: bool = False
@@ -44,17 +45,23 @@ class TransformerAttribution(UnderRules):
         return Relevance(self.rules, mask=self.mask)
 
     def begin(self) -> None:
-        self.rows = self.frame.readout
+        self.rows = self.own = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
         assert call.relevance is not None and call.attention_gradient is not None
         relevance = (call.attention_gradient * call.relevance).clamp_(min=0)
         if self.normalise:
-            self.rows = self.rows / (1 + relevance.mean(1).sum(-1))[:, None]
+            self._divide(1 + relevance.mean(1).sum(-1))
         added = push(self.rows, relevance)
         self.rows = self.rows + added.sum(1)
         return added
 
+    def _divide(self, sums: Float[Tensor, "batch unit"]) -> None:
+        """All that was gathered so far goes through the rows of this layer, too."""
+        self.rows, self.own = self.rows / sums[:, None], self.own / sums[:, None]
+        self.parts = [part / sums[:, None, None] for part in self.parts]
+
     def finish(self, tape: Tape) -> Scores:
-        # rows that were divided are no sum of what the layers add
-        return Scores(self.rows) if self.normalise else super().finish(tape)
+        if self.normalise:
+            self.parts[-1] = self.parts[-1] + self.own[:, None] / self.parts[-1].shape[1]
+        return super().finish(tape)

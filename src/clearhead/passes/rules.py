@@ -7,25 +7,31 @@ the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import Refusal
-from clearhead.methods.base import Scores
+from clearhead.methods.base import Method, Scores
 from clearhead.methods.under_rules import UnderRules
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
+from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
-from clearhead.rules.family import Family
-from clearhead.rules.mode import NoRule, under
+from clearhead.rules.family import Family, NoRule
+from clearhead.rules.mode import under
+from clearhead.subjects.base import Sample, Subject
+from clearhead.targets import Target
 
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
+#: For each recorder, method and choice of rules.
+_trials: "WeakKeyDictionary[Recorder, dict[tuple[str, str | None], Trial]]" = WeakKeyDictionary()
 
 
 def from_rules(
@@ -60,6 +66,38 @@ def from_rules(
 
         _pass(recorder, plan, compare, tested, visit_beside)
     return [reading.finish(tapes[_fold(reading).family]) for reading in readings]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules (None
+    if it can), and whether samples of a batch stay apart under them."""
+
+    why_not: str | None
+    keeps_apart: bool
+
+
+def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> Trial:
+    """Made once for each method and choice of rules."""
+    known, key = _trials.setdefault(recorder, {}), (method.name, method.option("rules"))
+    if key not in known:
+        assert recorder.tested is not None
+        plan = Plan(subject, [sample, sample], [[Target(lambda output: output)]] * 2)
+        family = _fold(Reading(method, plan, recorder.tested)).family.twice()
+        why_not = None
+        with (
+            recorder.lock,
+            at_rest(recorder.model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            starting(recorder.learned),
+        ):
+            try:
+                _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
+            except NoRule as problem:
+                why_not = f"in {subject.model_class}, {problem}"
+        known[key] = Trial(why_not, family.keeps_apart)
+    return known[key]
 
 
 def _fold(reading: Reading) -> UnderRules:

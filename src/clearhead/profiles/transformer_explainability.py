@@ -9,13 +9,14 @@ register_profile(
     Profile(
         name="te_vit_eval",
         source=_TE,
-        differs="The first layer is left out of Transformer Attribution and of rollout, as in the scripts that gave the "
-        "published figures; the class token is cut off.",
+        differs="The first layer is left out of Transformer Attribution and of rollout, as in the scripts that gave "
+        "the published figures; LRP by the rules that the authors compare with (relevance doubles at every linear "
+        "map), positions taking their share; the class token is cut off.",
         methods={
             "transformer-attribution": Settings({"layers": (1, None)}, finish=patches_alone),
             "rollout": Settings({"layers": (1, None)}, finish=patches_alone),
             "partial-lrp": Settings(finish=patches_alone),
-            "lrp": Settings(finish=patches_alone),
+            "lrp": Settings({"rules": "orig", "positions": True}, finish=patches_alone),
             "attention": Settings(finish=patches_alone),
         },
     )
@@ -31,8 +32,9 @@ register_profile(
 )
 
 _TE_BERT = (
-    "Rows of Transformer Attribution are divided by their sums, and [CLS] gets the least score of all{scaled}; a mask is "
-    "added to attention also where nothing is masked, and takes its 1e-9 of the relevance; padding is part of the maps"
+    "Rows of Transformer Attribution are divided by their sums, and [CLS] gets the least score of all{scaled}; a mask "
+    "is added to attention also where nothing is masked, and takes its 1e-9 of the relevance; padding is part of the "
+    "maps"
 )
 
 register_profile(
@@ -41,14 +43,14 @@ register_profile(
         source=_TE,
         differs="Transformer Attribution of the last layer alone. "
         + _TE_BERT.format(scaled="")
-        + "; full LRP is read where relevance leaves the first layer, so that positions take no share; elsewhere the "
+        + "; LRP by the rules that the authors compare with (relevance doubles at every linear map); elsewhere the "
         "score of [CLS] is set to zero; GradCAM's whole map is brought to 0…1 before its row is read.",
         methods={
             "transformer-attribution": Settings(
                 {"layers": (-1, None), "normalise": True, "mask": True}, finish=own_entry_least
             ),
             "partial-lrp": Settings({"mask": True}, finish=own_entry_zero),
-            "lrp": Settings({"positions": False, "mask": True}, finish=own_entry_zero),
+            "lrp": Settings({"rules": "orig", "mask": True}, finish=own_entry_zero),
             "attention": Settings(finish=own_entry_zero),
             "rollout": Settings(finish=own_entry_zero),
             "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.rules.family import Family, ruled
+from clearhead.rules.family import Family, NoRule, ruled
 
 TINY = 1e-9
 
@@ -22,6 +22,8 @@ TINY = 1e-9
 @dataclass(frozen=True)
 class AttnLRP(Family):
     name = "AttnLRP"
+    # Mixtures of experts pick and put together; the experts themselves are linear maps.
+    ordinary = frozenset(("topk", "max", "index_add", "index_add_", "grouped_mm", "_grouped_mm"))
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
         return apply(x)
@@ -44,6 +46,11 @@ class AttnLRP(Family):
         return apply(x)
 
     def activation(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch.no_grad():
+            at_zero = apply(x.new_zeros(1))
+        if at_zero.item() != 0:  # f(z)/z has no bounds
+            raise NoRule(f"the operator {_name(apply)}, which is not zero at zero, has no rule in {self.name}")
+
         def rule(g: Tensor, x: Tensor) -> tuple[Tensor]:
             z = torch.where(x.abs() < TINY, TINY, x)  # f(z)/z at zero: the slope there, of an f that is zero at zero
             return (g * apply(z) / z,)
@@ -57,9 +64,8 @@ class AttnLRP(Family):
 
         def rule(g: Tensor, x: Tensor) -> tuple[Tensor]:
             centre = x.mean(over, keepdim=True) if centred else 0
-            g = (g if weight is None else g * weight) * torch.rsqrt(
-                (x - centre).square().mean(over, keepdim=True) + eps
-            )
+            scale = torch.rsqrt((x - centre).square().mean(over, keepdim=True) + eps)
+            g = (g if weight is None else g * weight) * scale
             return (g - g.mean(over, keepdim=True) if centred else g,)
 
         return ruled(apply, rule, x)
@@ -70,3 +76,9 @@ class AttnLRP(Family):
 
 def _halved(x: Tensor) -> Tensor:
     return ruled(lambda x: x.clone(), lambda g, x: (g / 2,), x)
+
+
+def _name(apply: Callable[[Tensor], Tensor]) -> str:
+    """Of an operation, or of the module whose forward pass it is."""
+    owner = getattr(apply, "__self__", None)
+    return apply.__name__ if owner is None else type(owner).__name__

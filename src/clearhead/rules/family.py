@@ -1,11 +1,18 @@
 """What a family of rules says: for each kind of operation, how relevance goes from what comes out to what goes in."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from clearhead.errors import Refusal
+
+
+class NoRule(Refusal):
+    """An operation that a family of rules does not know."""
+
 
 #: What arrives at the output, and the inputs → what each input gets (None for nothing).
 Rule = Callable[..., tuple[Tensor | None, ...]]
@@ -35,6 +42,11 @@ def ruled(compute: Callable[..., Tensor], rule: Rule, *inputs: Tensor, in_place:
     return output
 
 
+def active(part: Any) -> bool:
+    """Whether it depends on the input."""
+    return isinstance(part, Tensor) and part.requires_grad
+
+
 def like(part: Tensor, whole: Tensor) -> Tensor:
     """Sum what was broadcast, so that `part` gets the shape of `whole`."""
     return part if part.shape == whole.shape else part.sum_to_size(whole.shape)
@@ -47,7 +59,18 @@ class Family:
     is the number of samples, which lie along the first axis of every tensor.
     """
 
-    name: str
+    name: ClassVar[str]
+    #: Operations beside `MOVES` that it leaves as they are.
+    ordinary: ClassVar[frozenset[str]] = frozenset()
+
+    def twice(self) -> "Family":
+        """The same rules, to try a model with on a batch of one sample twice."""
+        return self
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether, after such a trial, samples of a batch are known not to mix."""
+        return True
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         """An operation is about to use x; `uses` is a place to remember that in, for the time of the pass."""

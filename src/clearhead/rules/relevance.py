@@ -17,14 +17,14 @@ Divisions have the authors' stabiliser. Sums run over each sample; the authors' 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.rules.family import Family, like, ruled
+from clearhead.rules.family import Family, NoRule, like, ruled
 
 EPS = 1e-9
 Variant = Literal["ours", "orig"]
@@ -74,9 +74,10 @@ class Relevance(Family):
     positions: bool = True
     mask: bool = False
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "relevance propagation"
+    name: ClassVar[str] = "relevance propagation"
+
+    def twice(self) -> Family:
+        return Twice(self.variant, self.positions, self.mask)
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         if x not in uses:
@@ -103,7 +104,7 @@ class Relevance(Family):
     ) -> Tensor:
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             def back(s: Tensor, w: Tensor) -> Tensor:
-                return torch.func.vjp(lambda x: map(x, w), x)[1](s)[0]
+                return _vjp(lambda x: map(x, w), x)[1](s)[0]
 
             if x.shape[1] != 3:  # the authors' rule for what is no image is that of orig in both families
                 return (Relevance("orig")._activators(r, x, map, back, weight),)
@@ -155,7 +156,7 @@ class Relevance(Family):
 
     def product(self, apply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
         def rule(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-            z, back = torch.func.vjp(apply, a, b)
+            z, back = _vjp(apply, a, b)
             to_a, to_b = back(divided(r, z))
             return a * to_a / 2, b * to_b / 2
 
@@ -163,7 +164,7 @@ class Relevance(Family):
 
     def map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
-            z, back = torch.func.vjp(apply, x)
+            z, back = _vjp(apply, x)
             return (x * back(divided(r, z))[0],)
 
         return ruled(apply, rule, x)
@@ -192,6 +193,36 @@ class Relevance(Family):
         return self._identity(apply, x)
 
 
+@dataclass(frozen=True)
+class Twice(Relevance):
+    """The same rules on a batch of one sample twice, which tells where samples do not lie along the first axis."""
+
+    mixed: list[tuple[int, ...]] = field(default_factory=list, compare=False)
+
+    def add(self, a: Tensor, b: Tensor, size: int, in_place: bool = False) -> Tensor:
+        output = super().add(a, b, size, in_place)
+        if not _one_twice(output.detach()):
+            self.mixed.append(tuple(output.shape))
+        return output
+
+    @property
+    def keeps_apart(self) -> bool:
+        return self.variant == "orig" or not self.mixed  # "ours" sums over samples
+
+
+def _one_twice(batch: Tensor) -> bool:
+    if not batch.dim() or len(batch) % 2:
+        return False
+    one, other = batch.unflatten(0, (2, -1))
+    return torch.allclose(one, other, equal_nan=True)
+
+
+def _vjp(apply: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """What an operation computes, and how an ordinary gradient goes back through it."""
+    output, back = torch.func.vjp(apply, *inputs)[:2]
+    return output, back
+
+
 def _cloned(r: Tensor, x: Tensor) -> Tensor:
     """x ⊙ Σ R_i / x, for what came back from several operations together: nothing where x is zero."""
     return x * divided(r, x)
@@ -199,8 +230,9 @@ def _cloned(r: Tensor, x: Tensor) -> Tensor:
 
 def _by_sample(part: Tensor, size: int) -> Tensor:
     """The sum over each sample; parts of a sample (windows) lie one after the other along the first axis."""
-    groups = size if part.dim() and part.shape[0] % size == 0 else 1
-    return part.reshape(groups, -1).sum(1)
+    if part.numel() % size or (part.dim() and part.shape[0] % size):
+        raise NoRule(f"an addition of shape {tuple(part.shape)} does not keep the {size} samples apart")
+    return part.reshape(size, -1).sum(1)
 
 
 def _scaled(part: Tensor, factor: Tensor) -> Tensor:
