@@ -110,7 +110,11 @@ class Explainer:
         authors = profile_named(profile)
         if authors is not None:
             methods = [authors.applied(method) for method in methods]
-            scale = scale or next((s.scale for s in map(authors.settings, {m.name for m in methods}) if s.scale), None)
+            settings = [authors.settings(method.name) for method in methods]
+            scale = scale or next((one.scale for one in settings if one.scale), None)
+            target = (
+                next((one.target for one in settings if one.target is not None), None) if target is None else target
+            )
         if not methods:
             raise InputError("no method was given")
         _check_per(per, methods)

@@ -32,8 +32,12 @@ BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap"
 Results = dict[str, list[Explanation]]
 
 
-@cache
 def explainer(subject: str, dtype: torch.dtype = torch.float64) -> Explainer:
+    return _explainer(subject, dtype)
+
+
+@cache  # which tells a default from the same value given
+def _explainer(subject: str, dtype: torch.dtype) -> Explainer:
     return models.explainer(subject, dtype)
 
 

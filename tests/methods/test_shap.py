@@ -74,7 +74,7 @@ def test_the_copies_are_those_of_the_originals() -> None:
 
 @pytest.mark.parametrize(("fixed", "context"), [(None, "both"), (1, "present"), (0, "absent")])
 def test_equals_the_package(fixed: int | None, context: str) -> None:
-    shap = pytest.importorskip("shap", reason="the shap package is not installed")
+    shap = absent.shap_package()
     ex = twins.explainer("bert/classify")
     tokenizer, model = ex.subject.processor, ex.subject.model
 

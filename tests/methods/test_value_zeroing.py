@@ -106,7 +106,7 @@ def test_a_decoder_sees_no_later_token(grouped: bool) -> None:
 
 
 def test_refused_where_values_are_not_seen() -> None:
-    with pytest.raises(clearhead.Refusal, match="value-zeroing cannot explain .* ignores transformers' attention"):
+    with pytest.raises(clearhead.Refusal, match=r"value-zeroing cannot explain .* ignores transformers' attention"):
         twins.explainer("deberta/classify").explain(models.TEXTS[0], "value-zeroing")
 
 

@@ -4,6 +4,7 @@ from clearhead.profiles import (  # noqa: F401  (importing a file registers its 
     beyond_intuition,
     captum,
     generic_attention,
+    lecture,
     transformer_explainability,
     transition_attention,
 )

@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.base import Method
+from clearhead.targets import TargetLike
 from clearhead.units import Units
 
 #: The scores of one stream's units, the units, and the rows that were read (with their weights) → the author's scores.
@@ -21,10 +22,11 @@ Finish = Callable[[Float[np.ndarray, "*row unit"], Units, Mapping[int, float]], 
 
 @dataclass(frozen=True)
 class Settings:
-    """One method as an author computes it: options of the method, the scale of the target, and what is done last."""
+    """One method as an author computes it: options of the method, the target and its scale, and what is done last."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     scale: str | None = None
+    target: TargetLike = None
     finish: Finish | None = None
 
 
