@@ -111,8 +111,7 @@ class Explainer:
         authors = profile_named(profile, self.subject.takes)
         if authors is not None:
             methods = [authors.applied(method) for method in methods]
-            target = None if any(authors.settings(method.name).predicted for method in methods) else target
-            scale = scale or next((s.scale for s in map(authors.settings, {m.name for m in methods}) if s.scale), None)
+            target, scale = authors.asked([method.name for method in methods], target, scale)
         if not methods:
             raise InputError("no method was given")
         _check_per(per, methods)

@@ -37,8 +37,12 @@ BUDGETS |= {
 Results = dict[str, list[Explanation]]
 
 
-@cache
 def explainer(subject: str, dtype: torch.dtype = torch.float64) -> Explainer:
+    return _explainer(subject, dtype)
+
+
+@cache  # which tells a default from the same value given
+def _explainer(subject: str, dtype: torch.dtype) -> Explainer:
     return models.explainer(subject, dtype)
 
 

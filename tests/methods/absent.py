@@ -3,16 +3,24 @@
 Texts: absent tokens are the mask token; special tokens and the mask that is to be filled stay. Pictures: absent patches
 are the picture's mean."""
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tests.methods import twins
 
 #: Who is there (numbers of units) → the target's value.
 Value = Callable[[Collection[int]], float]
+
+
+def shap_package() -> Any:
+    """The shap package; numba would compile for ten seconds what is run once."""
+    os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
+    return pytest.importorskip("shap", reason="the shap package is not installed")
 
 
 def game(subject: str, raw: Any, label: int | None = None, ex: Any = None) -> tuple[list[int], int, Value]:

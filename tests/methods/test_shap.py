@@ -10,6 +10,7 @@ import transformers
 import clearhead
 from clearhead.methods.games import Game
 from clearhead.methods.shap import Shap
+from clearhead.passes.values import INPUTS
 from clearhead.subjects.hierarchy import Hierarchy, joined, of_places, of_words
 from tests import models
 from tests.methods import absent, twins
@@ -19,7 +20,7 @@ from tests.replicas import shap as owen
 
 FOLDER = DATA / "shap"
 KINDS = {"default": "written-mask", "mask_nocollapse": "written-mask", "pad_nocollapse": "written-pad"}
-LONG = "The author said it is so boring, but she hates the movie because it isn't here. Don't panic!"
+LONG = "The author said it is boring, but she isn't here. Don't panic!"
 
 
 def played(method, tree, value):
@@ -74,13 +75,13 @@ def test_the_copies_are_those_of_the_originals() -> None:
 
 @pytest.mark.parametrize(("fixed", "context"), [(None, "both"), (1, "present"), (0, "absent")])
 def test_equals_the_package(fixed: int | None, context: str) -> None:
-    shap = pytest.importorskip("shap", reason="the shap package is not installed")
+    shap = absent.shap_package()
     ex = twins.explainer("bert/classify")
     tokenizer, model = ex.subject.processor, ex.subject.model
 
     def logits(texts):
         with torch.no_grad():
-            return np.array([model(**tokenizer(text, return_tensors="pt")).logits[0].numpy() for text in texts])
+            return model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits.numpy()
 
     explainer = shap.explainers.PartitionExplainer(logits, shap.maskers.Text(tokenizer))
     theirs = explainer([LONG], fixed_context=fixed, max_evals=10**6, silent=True)
@@ -164,7 +165,7 @@ def test_a_budget_is_kept_and_nothing_is_lost(evaluations: int) -> None:
 
 
 def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No coalition is evaluated twice, and each round goes through the model in full batches, nothing padded."""
+    """No coalition is evaluated twice, all go through the model in full batches, and nothing is padded."""
     text = "the movie is so boring and far too long but she said it is the book once"
     ex = twins.explainer("bert/classify")
     ex.explain(text, "random")
@@ -184,7 +185,28 @@ def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tuple(e for e in rows[0])
     assert rows.count(whole) == 2, "the whole input, once to see what is predicted and once as a coalition"
     assert len(set(rows)) == len(rows) - 1 == e.certificate["checks"]["evaluations"]
-    assert len(batches) <= 1 + 1 + 6, "one batch for each level of the tree"
+    assert batches[0] == 1 and all(size == INPUTS for size in batches[1:-1])
+    assert len(batches) == 1 + -(-len(set(rows)) // INPUTS), "the input itself, then as few batches as there can be"
+
+
+def test_several_sentences_share_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coalitions of all inputs go together; of copies of one input nothing is evaluated anew."""
+    ex = twins.explainer("bert/classify")
+    texts = ["I like the movie", "So boring", "I like the movie"]
+    alone = [ex.explain(text, "shap") for text in texts]
+    batches: list[int] = []
+    forward = ex.subject.model.bert.forward
+
+    def counted(input_ids=None, **more):
+        batches.append(len(input_ids))
+        return forward(input_ids=input_ids, **more)
+
+    monkeypatch.setattr(ex.subject.model.bert, "forward", counted)
+    together = ex.explain(texts, "shap")
+    asked = [e.certificate["checks"]["evaluations"] for e in alone]
+    assert batches == [3, asked[0] + asked[1]], "the inputs, and then every coalition of the two that differ"
+    for e, f in zip(together, alone, strict=True):
+        np.testing.assert_allclose(e.scores, f.scores, atol=1e-10)
 
 
 # The hierarchy --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import typer
 
 import clearhead
 from clearhead.cli import convert as converting
+from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import process as process
@@ -259,6 +260,7 @@ def models(as_json: opt.Json = False) -> None:
 
 
 app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
+app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 
 
 @app.command(epilog=examples("clearhead version --json"))

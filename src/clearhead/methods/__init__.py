@@ -30,6 +30,7 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     smoothgrad,
     tam,
     transformer_attribution,
+    value_zeroing,
 )
 from clearhead.methods.base import (
     ACROSS,

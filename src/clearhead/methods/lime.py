@@ -43,7 +43,7 @@ class Lime(Perturbation):
         width = 0.25 * count**0.5 if self.width is None else self.width
         if width <= 0 or self.ridge < 0:
             raise InputError(f"width={width} must be above zero, and ridge={self.ridge} not below it")
-        distance = 1 - (z.sum(1) / count).double().sqrt()
+        distance = 1 - (z.sum(1).double() / count).sqrt()
         weights = (-(distance**2) / width**2).exp()
         slopes, start = ridge_fit(z.double(), worth, weights, self.ridge)
         rest = worth - start - z.double() @ slopes

@@ -5,14 +5,16 @@
 for the two halves a and b of a group that meets the players c. Each half goes on with both contexts (c and c + b), at
 half the weight, down to single units: so cost grows as the square of their number. Texts are joined as by the shap
 package (pieces of words first, then words, across commas and sentences last), pictures are halved along their longer
-side. Beyond `evaluations` what a group has is spread evenly over its units, the smallest effects first.
+side. All coalitions go through the model together; where there are more than `evaluations`, level by level, and what a
+group has is then spread evenly over its units, the smallest effects first.
 
 `context="present"` and `"absent"` follow one context alone, and what a group has beyond its halves, v(c + a + b) −
 v(c + a) − v(c + b) + v(c), is spread over its units: that is shap's fixed_context=1 and 0, cheaper, but units that
 never matter get a score. `replacement="written-mask"` masks as the package does.
 
-The values are those of shap's PartitionExplainer (tests hold them to it). It is not called: it draws from the global
-random numbers, asks for one input's coalitions at a time, and for many of them twice.
+The values are those of the shap package's PartitionExplainer, and tests hold them to it. The package itself is not
+called: it asks for ten coalitions of one input at a time, for many of them twice, and draws from the global random
+numbers.
 """
 
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from clearhead.methods.base import register
 from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
+from clearhead.subjects.hierarchy import Hierarchy
 
 
 @dataclass
@@ -65,30 +68,30 @@ class Shap(Perturbation):
         players = [game.nobody for _ in members]
         for node, leaves in enumerate(members):
             players[node][[tree.leaves[leaf] for leaf in leaves if tree.leaves[leaf] >= 0]] = True
-        base, full = (yield torch.stack([game.nobody, game.everybody])).unbind()
-        known = {_code(game.nobody), _code(game.everybody)}
+        ends = [game.nobody, game.everybody]
+        ahead = torch.stack([*ends, *self._all(tree, players, game.nobody, budget)])
+        known = dict(zip(map(_code, ahead), (yield ahead), strict=True))
+        base, full = (known[_code(end)] for end in ends)
         given = torch.zeros(len(members), dtype=base.dtype)  # what stays on each node
         level = [_Node(tree.root, game.nobody, base, full, 1.0)]
         while level:
             level.sort(key=lambda at: -abs(float(at.effect)))
             split: list[_Node] = []
-            asked: list[Tensor] = []
+            asked: dict[bytes, Tensor] = {}
             for at in level:
-                halves = tree.children(at.node)
-                new = [] if halves is None else [at.around | players[half] for half in halves]
-                codes = {_code(row) for row in new} - known
-                if halves is None or len(known) + len(codes) > budget:
+                new = {_code(row): row for row in _halves(at.node, at.around, tree, players)}
+                fresh = {code: row for code, row in new.items() if code not in known and code not in asked}
+                if not new or len(known) + len(asked) + len(fresh) > budget:
                     given[at.node] += at.effect
                     continue
-                known |= codes
+                asked |= fresh
                 split.append(at)
-                asked += new
-            if not split:
-                break
-            worth = yield torch.stack(asked)
+            if asked:
+                known |= dict(zip(asked, (yield torch.stack(list(asked.values()))), strict=True))
             level = []
-            for at, with_a, with_b in zip(split, worth[::2], worth[1::2], strict=True):
+            for at in split:
                 a, b = tree.children(at.node)
+                with_a, with_b = (known[_code(row)] for row in _halves(at.node, at.around, tree, players))
                 rest = (at.within - with_a - with_b + at.without) * at.weight
                 half = at.weight / 2 if self.context == "both" else at.weight
                 if self.context == "absent":
@@ -109,6 +112,27 @@ class Shap(Perturbation):
         for node, own in enumerate(members):
             leaves[own] += given[node] / len(own)
         return _shares(leaves, tree.leaves, game.players, float(base))
+
+    def _all(self, tree: Hierarchy, players: list[Tensor], nobody: Tensor, budget: int) -> list[Tensor]:
+        """Every coalition that will be asked for, so that they go together; none where they go beyond the budget."""
+        found = {_code(nobody): nobody, _code(~nobody): ~nobody}
+        waiting = [(tree.root, nobody)]
+        while waiting:
+            node, around = waiting.pop()
+            new = _halves(node, around, tree, players)
+            found |= {_code(row): row for row in new}
+            if len(found) > budget:
+                return []
+            if (pair := tree.children(node)) is not None:
+                a, b = pair
+                waiting += [(a, around), (b, around)] if self.context != "present" else []
+                waiting += [(a, new[1]), (b, new[0])] if self.context != "absent" else []
+        return list(found.values())[2:]
+
+
+def _halves(node: int, around: Tensor, tree: Hierarchy, players: list[Tensor]) -> list[Bool[Tensor, "player"]]:
+    """The players around with either half of a node; nothing for a leaf."""
+    return [around | players[half] for half in tree.children(node) or ()]
 
 
 def _code(coalition: Bool[Tensor, "player"]) -> bytes:

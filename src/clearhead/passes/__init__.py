@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from clearhead.methods.base import Scores
+from clearhead.passes.edits import from_edits
 from clearhead.passes.path import from_path
 from clearhead.passes.rules import from_rules
 from clearhead.passes.values import from_values
@@ -22,7 +23,13 @@ def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     return [reading.finish(tape) for reading in readings]
 
 
-PASSES: dict[str, Run] = {"tape": from_tape, "path": from_path, "rules": from_rules, "values": from_values}
+PASSES: dict[str, Run] = {
+    "tape": from_tape,
+    "path": from_path,
+    "rules": from_rules,
+    "edits": from_edits,
+    "values": from_values,
+}
 
 
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:

@@ -24,7 +24,7 @@ from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import hooks
 from clearhead.recording.self_test import Place, SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, check_asks
-from clearhead.targets import Pinned, Predicted, Target
+from clearhead.targets import Predicted, Target
 
 #: How many numbers the attention maps of points that are run together may hold, and how many rows a batch of them.
 ROOM, ROWS = 2**27, 128
@@ -96,9 +96,7 @@ class Way:
         self.plans: dict[int, Plan] = {}
 
     def _pinned(self, i: int, target: Target) -> Target:
-        if target.custom is not None or self.plan.scores is None:
-            return target
-        return Pinned(target.wanted, target.scale, target.classes(self.plan.scores[i], self.plan.subject))
+        return target if self.plan.scores is None else target.pinned(self.plan.scores[i], self.plan.subject)
 
     @property
     def together(self) -> int:

@@ -21,7 +21,7 @@ from clearhead.recording.scope import at_rest
 from clearhead.recording.self_test import SelfTest
 from clearhead.subjects.base import Sample, Subject
 from clearhead.subjects.hiding import Players, players_of
-from clearhead.targets import Contrast, Label, MaskedWord, Placed, Target
+from clearhead.targets import Target
 
 #: At most so many inputs, and so many units, go through the model at a time.
 INPUTS, UNITS = 256, 2**14
@@ -109,12 +109,15 @@ class Worth:
     def __init__(self, plan: Plan) -> None:
         self.subject = plan.subject
         rows = [None] * len(plan.targets) if plan.scores is None else list(plan.scores)
-        self.groups: dict[int, _Group] = {}
-        self.at: list[tuple[int, int]] = []  # the group of each target, and its place there
+        self.groups: dict[Any, _Group] = {}
+        self.at: list[tuple[Any, int]] = []  # the group of each target, and its place there
         for sample, target, row in zip(plan.samples, plan.targets, rows, strict=True):
-            group = self.groups.setdefault(id(sample), _Group(sample))
-            self.at.append((id(sample), len(group.targets)))
-            group.targets.append(fixed(target, row, plan.subject))
+            key = _content(sample)
+            group = self.groups.setdefault(key, _Group(sample))
+            wanted = target if row is None else target.pinned(row, plan.subject)
+            if wanted not in group.targets:
+                group.targets.append(wanted)
+            self.at.append((key, group.targets.index(wanted)))
         self.table: dict[tuple[Any, ...], list[float]] = {}
 
     def asked(self, place: int, players: Players, keep: Bool[Tensor, "coalition player"]) -> list[_Asked]:
@@ -154,22 +157,11 @@ class Worth:
         return torch.tensor([self.table[one.key][target] for one in asked], dtype=torch.float64)
 
 
-def fixed(target: Target, scores: Float[Tensor, "label"] | None, subject: Subject) -> Target:
-    """The target with the classes that it has at the whole input: the likeliest one may change as units go."""
-    wanted = target.wanted
-    if target.custom is not None or scores is None:
-        return target
-    a, b = target.classes(scores, subject)
-    match wanted:
-        case Placed(place):
-            return Target(type(wanted)(place, a, b), target.scale)
-        case MaskedWord(_, mask):
-            return Target(MaskedWord(a, mask), target.scale)
-        case Contrast(_, _, mask):
-            assert b is not None
-            return Target(Contrast(a, b, mask), target.scale)
-        case _:
-            return Target(Label(a), target.scale)
+def _content(sample: Sample) -> Any:
+    """What tells inputs apart: the same one given twice is one. A sample that knows more than its inputs is itself."""
+    if type(sample) is not Sample:
+        return id(sample)
+    return (sample.seed(0), *(units.texts for axis in sample.axes.values() for units in axis.parts))
 
 
 def _scores(games: Sequence[_Played], reading: Reading, plan: Plan) -> dict[str, Scores]:

@@ -5,6 +5,7 @@ from clearhead.profiles import (  # noqa: F401  (importing a file registers its 
     captum,
     generic_attention,
     interpretdl,
+    lecture,
     transformer_explainability,
     transition_attention,
 )

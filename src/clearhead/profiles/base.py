@@ -4,7 +4,7 @@ A profile is a table from method to settings. Asked for a method that it does no
 beside it win. What an author drops or zeroes stays a unit, with the author's value (NaN for dropped).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.base import Method
+from clearhead.targets import TargetLike
 from clearhead.units import Units
 
 #: The scores of one stream's units, the units, and the rows that were read (with their weights) → the author's scores.
@@ -21,10 +22,11 @@ Finish = Callable[[Float[np.ndarray, "*row unit"], Units, Mapping[int, float]], 
 
 @dataclass(frozen=True)
 class Settings:
-    """One method as an author computes it: options of the method, the scale of the target, and what is done last."""
+    """One method as an author computes it: options of the method, the target and its scale, and what is done last."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     scale: str | None = None
+    target: TargetLike = None
     finish: Finish | None = None
     #: Whether the predicted class is explained, whichever one was asked for.
     predicted: bool = False
@@ -48,6 +50,17 @@ class Profile:
             named = ", ".join(sorted(self.methods))
             raise InputError(f"the profile {self.name} says nothing about {method}: it has settings for {named}")
         return self.methods[method]
+
+    def asked(
+        self, methods: Sequence[str], target: TargetLike | Sequence[TargetLike], scale: str | None
+    ) -> tuple[TargetLike | Sequence[TargetLike], str | None]:
+        """The target and its scale as the author has them, where they were not given."""
+        settings = [self.settings(method) for method in methods]
+        if any(one.predicted for one in settings):
+            target = None
+        elif target is None:
+            target = next((one.target for one in settings if one.target is not None), None)
+        return target, scale or next((one.scale for one in settings if one.scale), None)
 
     def applied(self, method: Method) -> Method:
         """The method with the author's options, where it was not given others."""

@@ -132,6 +132,9 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     listener = getattr(_active, "listener", None)
+    edit = getattr(_active, "edit", None)
+    if edit is not None:
+        return eager_of(module)(module, query, key, edit(value), attention_mask, **kwargs)
     if listener is None:
         # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
         own = implementation_of(module.config)
@@ -201,6 +204,24 @@ def capture(
             yield listener.calls
         finally:
             _active.listener = outer
+
+
+@contextmanager
+def editing_values(without: int | None) -> Iterator[None]:
+    """In this thread's attention inside the `with`, the values of one unit are zero in all heads; nothing is heard."""
+
+    def edit(values: Float[Tensor, "batch kv_head key width"]) -> Float[Tensor, "batch kv_head key width"]:
+        if without is None:
+            return values
+        here = torch.arange(values.shape[2], device=values.device) == without
+        return values.masked_fill(here[:, None], 0)
+
+    outer: Listener | None = getattr(_active, "listener", None)
+    _active.listener, _active.edit = None, edit
+    try:
+        yield
+    finally:
+        _active.listener, _active.edit = outer, None
 
 
 def _recognise_projection(listener: Listener) -> Callable[..., None]:

@@ -32,6 +32,9 @@ class Alike(Target):
     name: str = ""
     against: str | None = None
 
+    def pinned(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Target:
+        return self  # nothing is predicted
+
     def value(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Float[Tensor, ""]:
         return scores[0] if self.against is None else scores[0] - scores[1]
 
