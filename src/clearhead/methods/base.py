@@ -43,6 +43,9 @@ class Declaration:
     note: str = ""
     #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing.
     amplifies: float = 1.0
+    #: A package that it needs beyond clearhead's own, and the extra that brings it.
+    package: str = ""
+    extra: str = ""
 
     @property
     def has_head_shares(self) -> bool:
