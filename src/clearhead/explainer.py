@@ -122,6 +122,9 @@ class Explainer:
         single = single and len(samples) == 1
         targets = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
+        if authors is not None and authors.prepare is not None:
+            prepared = [authors.prepare(self.subject, s, t) for s, t in zip(samples, targets, strict=True)]
+            samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
         request = Request(methods, how, per, seed, authors)

@@ -6,7 +6,7 @@ beside it win. What an author drops or zeroes stays a unit, with the author's va
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,8 +15,14 @@ from clearhead.errors import InputError, unknown
 from clearhead.methods.base import Method
 from clearhead.units import Units
 
+if TYPE_CHECKING:
+    from clearhead.subjects.base import Sample, Subject
+    from clearhead.targets import Target
+
 #: The scores of one stream's units, the units, and the rows that were read (with their weights) → the author's scores.
 Finish = Callable[[Float[np.ndarray, "*row unit"], Units, Mapping[int, float]], Float[np.ndarray, "*row unit"]]
+#: What an author does to an input, and to what is explained of it, before anything is computed.
+Prepare = Callable[["Subject", "Sample", "Target"], "tuple[Sample, Target]"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Profile:
     methods: Mapping[str, Settings]
     #: Whether padding in given model inputs stays, since the author's code does not cut it off.
     padding: bool = False
+    prepare: Prepare | None = None
 
     def settings(self, method: str) -> Settings:
         if method not in self.methods:
