@@ -72,6 +72,15 @@ class Frame:
     places: Float[Tensor, "batch unit axis"]
     layers: range = range(0)
     stream: str = ""
+    special: Bool[Tensor, "batch unit"] | None = None
+
+    @property
+    def words(self) -> Bool[Tensor, "batch unit"]:
+        """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
+        if self.special is None:
+            return self.valid
+        inside = self.valid & ~self.special
+        return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:

@@ -30,6 +30,14 @@ def patches_alone(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -
     return np.where(units.special, np.nan, scores)
 
 
+def patches_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """Special tokens are cut off, and the others brought to 0…1."""
+    changed = patches_alone(scores, units, rows)
+    low, high = np.nanmin(changed, axis=-1, keepdims=True), np.nanmax(changed, axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return (changed - low) / (high - low)
+
+
 def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
     changed = patches_alone(scores, units, rows)
