@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -122,6 +123,9 @@ class Explainer:
         single = single and len(samples) == 1
         targets = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
+        if authors is not None and authors.prepare is not None:
+            prepared = [authors.prepare(self.subject, s, t) for s, t in zip(samples, targets, strict=True)]
+            samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(_batches(samples, batch_size))
         request = Request(methods, how, per, seed, authors)
@@ -227,6 +231,9 @@ class Explainer:
         tested = self.recorder.tested
         assert tested is not None
         asks, name = method.declaration.asks, type(self.subject.model).__name__
+        package, extra = method.declaration.package, method.declaration.extra
+        if package and not _installed(package):
+            return f"it needs the package {package}, which is not installed: pip install 'clearhead[{extra}]'"
         if tested.path != "interface" and asks & {"values", "output_projection"}:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
@@ -409,6 +416,14 @@ def _side(side: str | None) -> str | None:
     if side not in (None, "left", "right"):
         raise InputError(f"truncation_side={side!r} is not known: say 'left' or 'right'")
     return side
+
+
+def _installed(package: str) -> bool:
+    try:
+        import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def _some(rows: set[int]) -> str:

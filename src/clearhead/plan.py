@@ -108,9 +108,11 @@ class Plan:
         readout, device = self.readouts[stream], self.subject.device
         axes = [sample.axes[stream] for sample in self.samples]
         valid = torch.zeros(len(axes), readout.shape[2], dtype=torch.bool)
+        special = torch.zeros_like(valid)
         places = torch.zeros(*valid.shape, axes[0].places.shape[1], dtype=readout.dtype)
         for i, axis in enumerate(axes):
             valid[i, : len(axis)] = True
+            special[i, : len(axis)] = torch.tensor(axis.special, dtype=torch.bool)
             places[i, : len(axis)] = torch.as_tensor(axis.places, dtype=places.dtype)
         return Frame(
             readout=readout,
@@ -118,6 +120,7 @@ class Plan:
             seeds=tuple(sample.seed(self.seed) for sample in self.samples),
             places=places.to(device),
             stream=stream,
+            special=special.to(device),
         )
 
 

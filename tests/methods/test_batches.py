@@ -12,6 +12,7 @@ from tests.methods import twins
 TOGETHER = [
     clearhead.Method("attention", layers=(0, 2), heads=[2]),
     clearhead.Method("rollout", layers=(1, None)),
+    clearhead.Method("flow", heads=[1, 2]),
     clearhead.Method("attention-gradcam", rows="all"),
     clearhead.Method("attention-gradient", heads=[1]),
     clearhead.Method("attention-x-gradient", layers=(0, 2)),

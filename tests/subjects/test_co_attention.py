@@ -181,6 +181,31 @@ def test_methods_are_their_slow_twins(name: str) -> None:
             assert gap(e[other].scores, matrices["text", other][0]) < 1e-9, method
 
 
+def joined(look: replica.Look, fusion: str) -> replica.Look:
+    """Heads joined before the clamp, as one head."""
+    apart = look.attention.mean(0), look.gradient.mean(0)
+    product = (look.attention * look.gradient).mean(0)
+    attention, gradient = apart if fusion == "means apart" else (product, np.ones_like(product))
+    return replica.Look(look.module, attention[None], gradient[None], look.looks, look.seen)
+
+
+@pytest.mark.parametrize("name", ["lxmert", "blip"])
+def test_heads_joined_in_another_order(name: str) -> None:
+    ex, other = joint_models.explainer(name), "regions" if name == "lxmert" else "image"
+    given = joint_models.inputs(name)[0]
+    looks = replica.watch(
+        ex.subject.model, joint_models.model_inputs(name, given), lambda output: logits_of(output)[0, 1]
+    )
+    usual = ex.explain(**given, target=1)
+    for fusion in ("mean, clamp", "means apart"):
+        e = ex.explain(**given, method=Method("generic", fusion=fusion), target=1)
+        steps = [[joined(look, fusion) for look in step] for step in steps_of(name, looks)]
+        matrices = replica.generic(steps, {look.looks: len(look.attention[0]) for step in steps for look in step})
+        for stream in ("text", other):
+            assert gap(e[stream].scores, matrices["text", stream][0]) < 1e-9, fusion
+        assert gap(e[other].scores, usual[other].scores) > 0.01
+
+
 # -- the laws
 
 

@@ -10,6 +10,7 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     beyond_intuition_head,
     beyond_intuition_token,
     cat,
+    flow,
     generic,
     generic_across,
     grad_sam,

@@ -44,6 +44,9 @@ class Declaration:
     note: str = ""
     #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing.
     amplifies: float = 1.0
+    #: A package that it needs beyond clearhead's own, and the extra that brings it.
+    package: str = ""
+    extra: str = ""
 
     @property
     def has_head_shares(self) -> bool:
@@ -70,6 +73,15 @@ class Frame:
     places: Float[Tensor, "batch unit axis"]
     layers: range = range(0)
     stream: str = ""
+    special: Bool[Tensor, "batch unit"] | None = None
+
+    @property
+    def words(self) -> Bool[Tensor, "batch unit"]:
+        """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
+        if self.special is None:
+            return self.valid
+        inside = self.valid & ~self.special
+        return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:

@@ -1,6 +1,7 @@
 """Authors' settings by name; each file holds what one repository's released code computes."""
 
 from clearhead.profiles import (  # noqa: F401  (importing a file registers its profiles)
+    attcat,
     beyond_intuition,
     captum,
     generic_attention,

@@ -6,7 +6,7 @@ beside it win. What an author drops or zeroes stays a unit, with the author's va
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,8 +16,14 @@ from clearhead.methods.base import Method
 from clearhead.targets import TargetLike
 from clearhead.units import Units
 
+if TYPE_CHECKING:
+    from clearhead.subjects.base import Sample, Subject
+    from clearhead.targets import Target
+
 #: The scores of one stream's units, the units, and the rows that were read (with their weights) → the author's scores.
 Finish = Callable[[Float[np.ndarray, "*row unit"], Units, Mapping[int, float]], Float[np.ndarray, "*row unit"]]
+#: What an author does to an input, and to what is explained of it, before anything is computed.
+Prepare = Callable[["Subject", "Sample", "Target"], "tuple[Sample, Target]"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Profile:
     texts: Mapping[str, Settings] = field(default_factory=dict)
     #: Whether padding in given model inputs stays, since the author's code does not cut it off.
     padding: bool = False
+    prepare: Prepare | None = None
 
     def settings(self, method: str) -> Settings:
         if method not in self.methods:

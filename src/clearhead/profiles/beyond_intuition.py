@@ -1,7 +1,14 @@
 """transformerinterp (Chen et al., TMLR 2023): the `bi_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero, patches_alone, rows_added, with_identity
+from clearhead.profiles.finishes import (
+    mm_clip_scores,
+    own_entry_zero,
+    patches_alone,
+    patches_scaled,
+    rows_added,
+    with_identity,
+)
 
 _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
 #: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
@@ -30,12 +37,15 @@ register_profile(
         name="bi_vit_mae",
         source=_BI,
         differs=_BI_LAYERS + "For models that average their patches: the mean of the patches' rows; the class token is "
-        "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores.",
+        "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores. Raw "
+        "attention and GradCAM are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
         methods={
             "beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone),
             "beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone),
             "generic": Settings({"fusion": "mean, clamp"}, finish=with_identity),
             "rollout": Settings(finish=patches_alone),
+            "attention": Settings({"by_query": True}, finish=patches_scaled),
+            "attention-gradcam": Settings({"by_query": True}, finish=patches_scaled),
         },
     )
 )

@@ -38,6 +38,14 @@ def identity_kept(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -
     return changed
 
 
+def patches_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """Special tokens are cut off, and the others brought to 0…1."""
+    changed = patches_alone(scores, units, rows)
+    low, high = np.nanmin(changed, axis=-1, keepdims=True), np.nanmax(changed, axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return (changed - low) / (high - low)
+
+
 def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
     return patches_alone(identity_kept(scores, units, rows), units, rows)

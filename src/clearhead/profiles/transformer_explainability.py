@@ -1,7 +1,13 @@
 """Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021): the `te_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import own_entry_least, own_entry_least_scaled, own_entry_zero, patches_alone
+from clearhead.profiles.finishes import (
+    own_entry_least,
+    own_entry_least_scaled,
+    own_entry_zero,
+    patches_alone,
+    patches_scaled,
+)
 
 _TE = "Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021), github.com/hila-chefer, commit c3e578f"
 
@@ -11,13 +17,15 @@ register_profile(
         source=_TE,
         differs="The first layer is left out of Transformer Attribution and of rollout, as in the scripts that gave "
         "the published figures; LRP by the rules that the authors compare with (relevance doubles at every linear "
-        "map), positions taking their share; the class token is cut off.",
+        "map), positions taking their share; GradCAM weighs heads by the gradients of the row that is read, and is "
+        "brought to 0…1; the class token is cut off.",
         methods={
             "transformer-attribution": Settings({"layers": (1, None)}, finish=patches_alone),
             "rollout": Settings({"layers": (1, None)}, finish=patches_alone),
             "partial-lrp": Settings(finish=patches_alone),
             "lrp": Settings({"rules": "orig", "positions": True}, finish=patches_alone),
             "attention": Settings(finish=patches_alone),
+            "attention-gradcam": Settings({"region": "row"}, finish=patches_scaled),
         },
     )
 )
