@@ -75,6 +75,10 @@ class Protocol:
             raise InputError(f"explained='gold', but {example.id!r} has no single true class")
         return example.label
 
+    def smaller(self, figure: str, part: str) -> bool:
+        """Whether this figure is better the smaller it is."""
+        return figure in self.smaller_is_better
+
     def measure(
         self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations
     ) -> Sequence[Measurement]:
