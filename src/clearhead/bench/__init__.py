@@ -3,7 +3,7 @@
 A protocol measures, `explaining` explains, `statistics` says how sure we are, `tables` sets side by side.
 """
 
-from clearhead.bench import perturbed, truth  # noqa: F401 – they register themselves
+from clearhead.bench import perturbed, rationales, segmentation, truth  # noqa: F401 – they register themselves
 from clearhead.bench.protocol import PROTOCOLS, Measurement, Protocol, protocol, register
 
 __all__ = ["PROTOCOLS", "Measurement", "Protocol", "protocol", "register"]
