@@ -3,7 +3,15 @@
 A protocol measures, `explaining` explains, `statistics` says how sure we are, `tables` sets side by side.
 """
 
-from clearhead.bench import perturbed, rationales, segmentation, truth  # noqa: F401 – they register themselves
+from clearhead.bench import (  # noqa: F401 – they register themselves
+    agreement,
+    perturbed,
+    rationales,
+    sanity,
+    segmentation,
+    subsets,
+    truth,
+)
 from clearhead.bench.protocol import PROTOCOLS, Measurement, Protocol, protocol, register
 
 __all__ = ["PROTOCOLS", "Measurement", "Protocol", "protocol", "register"]

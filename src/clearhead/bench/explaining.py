@@ -89,15 +89,17 @@ def _together(
         "batch_size": batch_size,
         "seed": seed,
     }
-    if any(example.answer is not None for example in examples):
-        options["answer"] = [example.answer for example in examples]
     found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **options)
     return found
 
 
 def given(examples: Sequence[Example]) -> dict[str, Any]:
-    """Their inputs as `Explainer.explain` takes them: a list, or a list for each of several streams."""
+    """Their inputs as `Explainer.explain` takes them: a list, or a list for each of several streams; and answers."""
     first = examples[0].input
     if isinstance(first, Mapping) and set(first) <= {"text", "image", "audio", "regions"}:
-        return {name: [example.input[name] for example in examples] for name in first}
-    return {"inputs": [example.input for example in examples]}
+        made: dict[str, Any] = {name: [example.input[name] for example in examples] for name in first}
+    else:
+        made = {"inputs": [example.input for example in examples]}
+    if any(example.answer is not None for example in examples):
+        made["answer"] = [example.answer for example in examples]
+    return made

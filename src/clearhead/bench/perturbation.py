@@ -106,7 +106,7 @@ class Perturbation(Protocol):
         """Every part and method, with the altered inputs of its curve."""
         first = next(iter(explanations.values()))[place]
         for stream in self.streams_of(first.streams, first):
-            units = _seen(whole, stream)
+            units = seen(whole, stream)
             for fill in self.fills:
                 way = removal(ex.subject, whole.sample, units, fill)
                 for method, own in explanations.items():
@@ -161,7 +161,7 @@ class Perturbation(Protocol):
         return figures, {"fraction": x, **curves}
 
 
-def _seen(whole: Whole, stream: str) -> Units:
+def seen(whole: Whole, stream: str) -> Units:
     """The units that the model sees: of an answer, none that come after the word that is explained."""
     return next(part for axis in whole.sample.axes.values() for part in axis.parts if part.stream == stream)
 

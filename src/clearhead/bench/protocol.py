@@ -1,7 +1,9 @@
 """A protocol is a small frozen object: (explainer, examples, their explanations) → figures, one measurement each.
 
-Its settings are hashed, so that figures of different settings never meet in one table by mistake. A protocol neither
-explains nor stores: what it is handed was explained for the target that it named, and what it returns is plain data.
+Its settings are hashed, so that figures of different settings never meet in one table by mistake. What a protocol is
+handed was explained for the target that it named (so that protocols share explanations), and what it returns is plain
+data: it stores nothing. Only those that ask for other explanations beside (of a randomised model, of another class)
+explain for themselves.
 """
 
 import hashlib
