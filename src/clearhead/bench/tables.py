@@ -1,0 +1,66 @@
+"""Tables of methods × models from measurements: means with intervals, ranks only where the examples decide them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from clearhead.bench.protocol import Measurement
+from clearhead.bench.statistics import Interval, interval, ranks
+
+
+@dataclass
+class Column:
+    """One model (and stream): for each method the figure of every example, NaN where it has none."""
+
+    name: str
+    examples: list[str]
+    values: dict[str, Float[np.ndarray, "example"]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def intervals(self, seed: int = 0) -> dict[str, Interval]:
+        return {method: interval(own, seed=seed) for method, own in self.values.items()}
+
+
+def columns(
+    model: str, measurements: Iterable[Measurement], figure: str, refused: Mapping[str, str] | None = None
+) -> list[Column]:
+    """One figure of one model's measurements, a column for each stream that was measured."""
+    by_part: dict[str, dict[str, dict[str, float]]] = {}
+    for one in measurements:
+        if figure in one.figures:
+            by_part.setdefault(one.part, {}).setdefault(one.method, {})[one.example] = one.figures[figure]
+    made = []
+    for part, by_method in by_part.items():
+        examples = sorted({example for own in by_method.values() for example in own})
+        values = {
+            method: np.array([own.get(example, np.nan) for example in examples]) for method, own in by_method.items()
+        }
+        name = model if len(by_part) == 1 else f"{model}, {part}"
+        made.append(Column(name, examples, values, refused or {}))
+    return made
+
+
+def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
+    """Methods × columns: mean [interval], and the rank; methods that cannot be told apart share a range of ranks."""
+    methods = list(dict.fromkeys(method for column in table for method in [*column.values, *column.refused]))
+    shown = [(column.intervals(), ranks(column.values, smaller_is_better)) for column in table]
+    lines = ["| method | " + " | ".join(column.name for column in table) + " |", "| --- |" + " --- |" * len(table)]
+    for method in _ordered(methods, [own for own, _ in shown], smaller_is_better):
+        cells = [
+            f"{intervals[method]} · {places[method]}" if method in intervals else "–" for intervals, places in shown
+        ]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    counts = " | ".join(str(len(column.examples)) for column in table)
+    return "\n".join([*lines, f"| examples | {counts} |"])
+
+
+def _ordered(methods: Sequence[str], shown: Sequence[Mapping[str, Interval]], smaller_is_better: bool) -> list[str]:
+    """By the mean over those columns that a method has: an order to read by, not a ranking."""
+
+    def mean(method: str) -> float:
+        own = [intervals[method].mean for intervals in shown if method in intervals]
+        return float(np.mean(own)) if own else (np.inf if smaller_is_better else -np.inf)
+
+    return sorted(methods, key=lambda method: (mean(method) if smaller_is_better else -mean(method), method))
