@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from clearhead.methods.base import Scores
 from clearhead.passes.path import from_path
+from clearhead.passes.reference import from_reference
 from clearhead.passes.rules import from_rules
 from clearhead.passes.values import from_values
 from clearhead.plan import Plan, Reading, recorded
@@ -22,7 +23,13 @@ def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     return [reading.finish(tape) for reading in readings]
 
 
-PASSES: dict[str, Run] = {"tape": from_tape, "path": from_path, "rules": from_rules, "values": from_values}
+PASSES: dict[str, Run] = {
+    "tape": from_tape,
+    "path": from_path,
+    "reference": from_reference,
+    "rules": from_rules,
+    "values": from_values,
+}
 
 
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:

@@ -7,11 +7,14 @@ register_profile(
         name="captum",
         source="captum 0.9 (github.com/pytorch/captum), its defaults",
         differs="Saliency sums absolute values. Of integrated gradients the points of Riemann sums are rounded to "
-        "float32, and its trapezoids are n where there are n − 1, so that the scores are too small by 1/n.",
+        "float32, and its trapezoids are n where there are n − 1, so that the scores are too small by 1/n. "
+        "DeepLIFT has rules for a few activation modules alone, so that its scores do not add up on transformers.",
         methods={
             "saliency": Settings({"reduce": "abs"}),
             "input-x-gradient": Settings(),
             "integrated-gradients": Settings({"captum": True}),
+            "deeplift": Settings({"captum": True}),
+            "deeplift-shap": Settings({"captum": True}),
         },
     )
 )
