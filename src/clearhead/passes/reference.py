@@ -4,7 +4,7 @@ The class explained is the one of the input itself. What several methods want to
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -22,6 +22,7 @@ from clearhead.methods.references import Held, Reference, ReferenceFold
 from clearhead.passes.captum_deeplift import captum_multipliers
 from clearhead.passes.draws import Draws
 from clearhead.plan import Plan, Reading
+from clearhead.recording.own_checks import tensors_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape, check_asks
@@ -162,14 +163,17 @@ def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:
     return own
 
 
-def why_no_rule(recorder: Recorder, subject: Subject, sample: Sample, target: Callable[[Sample], Target]) -> str | None:
-    """Why DeepLIFT cannot speak for a model, tried on one sample, the first time."""
+def why_no_rule(recorder: Recorder, subject: Subject, sample: Sample) -> str | None:
+    """Why DeepLIFT cannot speak for a model: tried on one sample, the first time."""
     if recorder not in _known:
-        plan = Plan(subject, [sample], [[target(sample)]])
         try:
-            against = Against(recorder, plan)
-            against.hold(Reference())
+            Against(recorder, Plan(subject, [sample], [[Target(_everything)]])).hold(Reference())
             _known[recorder] = ""
         except NoRule as problem:
             _known[recorder] = f"in {subject.model_class}, {problem}"
     return _known[recorder] or None
+
+
+def _everything(output: Any) -> Float[Tensor, "1"]:
+    """A target that depends on all that a model says."""
+    return torch.stack([part.float().sum() for part in tensors_of(output) if part.requires_grad]).sum().reshape(1)

@@ -51,11 +51,20 @@ def _composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 # Products and quotients -----------------------------------------------------------------------------------------------
 
 
-@_rule("mul", "__mul__", "__rmul__", "multiply", "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "dot")
+@_rule("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "dot")
 def _product(func: Any, input: Any, other: Any) -> Ruled | None:
     if not (active(input) and active(other)):
         return None
     return (input, other), lambda a, b: deeplift.product(func, *a, *b)
+
+
+@_rule("mul", "__mul__", "__rmul__", "multiply")
+def _mul(func: Any, input: Any, other: Any) -> Ruled | None:
+    if active(input) and active(other) and deeplift.is_scale(other, input):
+        return (input, other), lambda c, r: deeplift.scaled(*c, *r)
+    if active(input) and active(other) and deeplift.is_scale(input, other):
+        return (other, input), lambda c, r: deeplift.scaled(*c, *r)
+    return _product(func, input, other)
 
 
 @_rule("einsum")
@@ -83,7 +92,7 @@ def _div(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None)
         return None
     if active(input):
         return (input, other), lambda a, b: deeplift.quotient(*a, *b)
-    return (other,), lambda b: deeplift.quotient(input, input, None, *b)
+    return (other,), lambda b: -b[2] / (b[0] * b[1]) * input
 
 
 @_rule("__rdiv__", "__rtruediv__")
@@ -98,13 +107,30 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Callab
     return lambda: input @ weight.mT if bias is None else input @ weight.mT + bias
 
 
-@_composed("addmm", "baddbmm", "addbmm")
+@_composed("addmm")
 def _addmm(
-    input: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Callable[[], Tensor] | None:
-    if not (active(first) and active(second)):
-        return None
-    return lambda: beta * input + alpha * (first @ second)
+    return (lambda: beta * input + alpha * (mat1 @ mat2)) if active(mat1) and active(mat2) else None
+
+
+@_composed("baddbmm")
+def _baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Callable[[], Tensor] | None:
+    return _addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@_rule("amax", "max")
+def _max(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> Ruled | None:
+    if not isinstance(dim, int):
+        raise NoRule(f"the operator {func.__name__} over anything but one axis has no rule in DeepLIFT")
+
+    def formula(z: Any) -> Tensor:
+        found = deeplift.largest(*z, dim)
+        return found if keepdim else found.squeeze(dim)
+
+    return (input,), formula
 
 
 @_composed("addcmul")

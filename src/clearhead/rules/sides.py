@@ -7,6 +7,7 @@ name, and so is a model that takes another way for the reference, or whose const
 are others there. The mode holds in one thread, inside one `with`, and nothing is patched.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,13 @@ class Side(TorchFunctionMode):
         name = func.__name__
         if kwargs.get("inplace") or name in IN_PLACE:
             return self._in_place(func, args, kwargs)
-        if name in COMPOSED and (steps := COMPOSED[name](*args, **kwargs)) is not None:
+        steps = _read(COMPOSED, func, args, kwargs)
+        if steps is not None:
             with torch.no_grad():
                 value = func(*args, **kwargs)
             with self:
                 return Lifted.apply(steps().to(value.dtype), value)
-        rule = RULES[name](func, *args, **kwargs) if name in RULES else None
+        rule = _read(RULES, func, (func, *args), kwargs)
         if rule is not None:
             return self.ruled(func, args, kwargs, *rule)
         output = func(*args, **kwargs)
@@ -108,6 +110,8 @@ class LiftedSide(Side):
             raise NoRule(f"what goes into the operator {func.__name__} is changed in place later on")
         sides = zip(inputs, then.inputs, strict=True)
         linear = formula(*((now.detach(), before, now) for now, before in sides))
+        if isinstance(value, tuple):  # a maximum comes with its place
+            return type(value)((Lifted.apply(linear, value[0]), *value[1:]))
         return Lifted.apply(linear.to(value.dtype), value)
 
     def linear(self, name: str, args: Any, kwargs: Any) -> None:
@@ -151,6 +155,18 @@ IN_PLACE = {
     "__iadd__": "add",
     "__ipow__": "pow",
 }
+
+
+def _read(table: dict[str, Callable[..., Any]], func: Any, args: Any, kwargs: Any) -> Any:
+    """What a table says about an operation and its arguments."""
+    name = func.__name__
+    if name not in table:
+        return None
+    try:
+        given = inspect.signature(table[name]).bind(*args, **kwargs)
+    except TypeError:
+        raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME} with these arguments") from None
+    return table[name](*given.args, **given.kwargs)
 
 
 def flat(parts: Any) -> Iterator[Any]:
