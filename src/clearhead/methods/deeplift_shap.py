@@ -25,7 +25,7 @@ from clearhead.recording.tape import Tape
     kind="reference",
     family="gradient",
     asks=("inputs", "input_gradient"),
-    cost="nine forward and eight backward, under rules (one of each a sample, and one forward)",
+    cost="9 forward and 8 backward passes, under rules (one each a sample, and one forward)",
     citation="Lundberg & Lee (2017), A unified approach to interpreting model predictions, NeurIPS; multipliers as in "
     "Shrikumar, Greenside & Kundaje (2017), ICML",
     signed=True,

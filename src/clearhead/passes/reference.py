@@ -27,7 +27,7 @@ from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape, check_asks
 from clearhead.rules.mode import NoRule
-from clearhead.rules.sides import LiftedSide, Side, Watched
+from clearhead.rules.sides import LiftedSide, Side, Watched, refuse_unseen
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Pinned, Target
 
@@ -136,8 +136,11 @@ class Against:
         def value(output: Any) -> Float[Tensor, "*target batch"]:
             with mode:
                 number = plan.value(output)
-            # the pass that is watched needs no way back
-            return number.detach().requires_grad_() if watching else number
+            if not watching:
+                return number
+            if isinstance(mode, Side):
+                refuse_unseen(number)
+            return number.detach().requires_grad_()  # the pass that is watched needs no way back
 
         return _seen(self.recorder, mode).run(
             plan.batch,

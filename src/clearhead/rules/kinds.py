@@ -172,7 +172,9 @@ def _attention(
 @_rule(*SLOPES)
 def _elementwise(func: Any, input: Any, *args: Any, **kwargs: Any) -> Ruled | None:
     if any(map(active, (*args, *kwargs.values()))):
-        raise NoRule(f"the operator {func.__name__} of several tensors that depend on the input has no rule in DeepLIFT")
+        raise NoRule(
+            f"the operator {func.__name__} of several tensors that depend on the input has no rule in DeepLIFT"
+        )
     slope = SLOPES[func.__name__]
     return (input,), lambda z: deeplift.elementwise(lambda part: func(part, *args, **kwargs), slope, *z)
 

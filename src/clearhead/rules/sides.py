@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from clearhead.rules.kinds import COMPOSED, LINEAR, RULES, active
@@ -142,6 +143,20 @@ class Lifted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
         return gradient[0], None
+
+
+def refuse_unseen(number: Tensor) -> None:
+    """Functions that a model differentiates by code of its own pass no mode: they are found on the way back."""
+    waiting, known = [number.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if isinstance(node, BackwardCFunction) and not isinstance(node, Lifted._backward_cls):  # type: ignore[attr-defined]
+            own = type(node).__name__.removesuffix("Backward")
+            raise NoRule(f"the operator {own} is a function with a derivative of its own, and has no rule in {NAME}")
+        waiting += [before for before, _ in node.next_functions]
 
 
 #: Operations that write into their first input, and the one that does not.

@@ -101,7 +101,9 @@ def of_power(exponent: Any) -> Slope:
 
 SLOPES: dict[str, Slope] = {
     **dict.fromkeys(("gelu", "silu", "mish", "softplus", "logsigmoid", "erf", "sin", "cos", "log1p", "expm1"), smooth),
-    **dict.fromkeys(("relu", "leaky_relu", "relu6", "hardtanh", "clamp", "clip", "abs", "threshold", "prelu"), straight),
+    **dict.fromkeys(
+        ("relu", "leaky_relu", "relu6", "hardtanh", "clamp", "clip", "abs", "threshold", "prelu"), straight
+    ),
     **dict.fromkeys(("clamp_min", "clamp_max", "maximum", "minimum", "__abs__"), straight),
     **dict.fromkeys(("elu", "selu", "celu", "hardswish", "hardsigmoid", "softsign", "hardshrink"), bent),
     "exp": of_exp,
