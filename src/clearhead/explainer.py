@@ -11,6 +11,7 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run
+from clearhead.passes.reference import why_no_rule
 from clearhead.passes.rules import Trial, trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
@@ -240,6 +241,9 @@ class Explainer:
             return reason
         if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
             return reason
+        if method.declaration.kind == "reference" and not method.option("captum"):
+            if reason := why_no_rule(self.recorder, self.subject, self.sample_tested):
+                return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
                 return reason

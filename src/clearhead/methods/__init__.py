@@ -10,6 +10,8 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     beyond_intuition_head,
     beyond_intuition_token,
     cat,
+    deeplift,
+    deeplift_shap,
     flow,
     generic,
     generic_across,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from clearhead.methods.base import Scores
 from clearhead.passes.edits import from_edits
 from clearhead.passes.path import from_path
+from clearhead.passes.reference import from_reference
 from clearhead.passes.rules import from_rules
 from clearhead.passes.values import from_values
 from clearhead.plan import Plan, Reading, recorded
@@ -27,6 +28,7 @@ PASSES: dict[str, Run] = {
     "tape": from_tape,
     "path": from_path,
     "rules": from_rules,
+    "reference": from_reference,
     "edits": from_edits,
     "values": from_values,
 }
