@@ -26,7 +26,6 @@ from clearhead.bench.perturbation import seen
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
 from clearhead.bench.removing import FromPicture, Removal, removal
 from clearhead.errors import InputError
-from clearhead.passes.values import fixed
 from clearhead.units import Units
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Drops:
         self.looks.finish()
         whole, clean, tickets = self.asked[name]
         subject = self.ex.subject
-        target = fixed(whole.target, torch.as_tensor(self.looks[clean]), subject)
+        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), subject)
         y = [float(target.value(torch.as_tensor(self.looks[one]), subject)) for one in (clean, *tickets)]
         return np.array([y[0] - after for after in y[1:]])
 
