@@ -10,9 +10,8 @@ import torch
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
-from clearhead.passes import run
-from clearhead.passes.reference import why_no_rule
-from clearhead.passes.rules import Trial, trial
+from clearhead.passes import run, why_not
+from clearhead.passes.rules import trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
@@ -20,7 +19,6 @@ from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Tape
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
-from clearhead.subjects.hiding import why_not as why_not_hidden
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method
@@ -239,11 +237,6 @@ class Explainer:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
             return reason
-        if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
-            return reason
-        if method.declaration.kind == "reference" and not method.option("captum"):
-            if reason := why_no_rule(self.recorder, self.subject, self.sample_tested):
-                return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
                 return reason
@@ -267,13 +260,12 @@ class Explainer:
             return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
-        ruled = self._trial(method)
-        return None if ruled is None else ruled.why_not
+        return why_not(self.recorder, self.subject, self.sample_tested, method)
 
-    def _trial(self, method: Method) -> Trial | None:
-        """What a method by rules can do with this model; None for other methods."""
+    def _keeps_apart(self, method: Method) -> bool:
+        """Whether a method computes the same for a sample in a batch as for the sample by itself."""
         by_rules = method.declaration.kind == "rules"
-        return trial(self.recorder, self.subject, self.sample_tested, method) if by_rules else None
+        return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
@@ -324,7 +316,7 @@ class Explainer:
         for method in request.methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        if len(samples) > 1 and any(t and not t.keeps_apart for t in map(self._trial, request.methods)):
+        if len(samples) > 1 and not all(map(self._keeps_apart, request.methods)):
             return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.baselines import Baselines
 from clearhead.errors import Refusal
-from clearhead.methods.base import Scores
+from clearhead.methods.base import Method, Scores
 from clearhead.methods.references import Held, Reference, ReferenceFold
 from clearhead.passes.captum_deeplift import captum_multipliers
 from clearhead.passes.random_references import RandomReferences
@@ -166,8 +166,10 @@ def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:
     return own
 
 
-def why_no_rule(recorder: Recorder, subject: Subject, sample: Sample) -> str | None:
-    """Why DeepLIFT cannot speak for a model: tried on one sample, the first time."""
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    """Why DeepLIFT cannot speak for a model: tried on one sample, the first time. Captum's always speaks."""
+    if method.option("captum"):
+        return None
     if recorder not in _known:
         try:
             Against(recorder, Plan(subject, [sample], [[Target(_everything)]])).hold(Reference())

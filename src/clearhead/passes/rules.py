@@ -70,11 +70,15 @@ def from_rules(
 
 @dataclass(frozen=True)
 class Trial:
-    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules (None
-    if it can), and whether samples of a batch stay apart under them."""
+    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules
+    (None if it can), and whether samples of a batch stay apart under them."""
 
     why_not: str | None
     keeps_apart: bool
+
+
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    return trial(recorder, subject, sample, method).why_not
 
 
 def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> Trial:

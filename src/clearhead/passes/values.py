@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.methods.base import Scores
+from clearhead.methods.base import Method, Scores
 from clearhead.methods.games import Game, Perturbation, Play, Shares
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
@@ -21,6 +21,7 @@ from clearhead.recording.scope import at_rest
 from clearhead.recording.self_test import SelfTest
 from clearhead.subjects.base import Sample, Subject
 from clearhead.subjects.hiding import Players, players_of
+from clearhead.subjects.hiding import why_not as why_not_hidden
 from clearhead.targets import Target
 
 #: At most so many inputs, and so many units, go through the model at a time.
@@ -37,6 +38,10 @@ def from_values(
         _play(games, worth)
     size = len(plan.samples)
     return [_scores(games[m * size : (m + 1) * size], reading, plan) for m, reading in enumerate(readings)]
+
+
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    return why_not_hidden(subject, sample)
 
 
 def _output(subject: Subject, batch: dict[str, Any]) -> Any:
