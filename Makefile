@@ -13,10 +13,10 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_P
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest lint format bench docs fresh lock clean setup
+.PHONY: help demo test test-slow test-oldest lint format bench docs architectures fresh lock clean setup
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/.stamp ## explain a sentence and a picture in the terminal, and write demo.html
 	.venv/bin/python examples/demo.py
@@ -48,6 +48,9 @@ bench: .venv/.stamp ## what recording costs, and explaining an answer word by wo
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md
+
+architectures: .venv/.stamp ## try every class of transformers, and write docs/architectures.md (minutes)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 .venv/bin/python -m tests.architectures.table --workers $(WORKERS)
 
 fresh: ## what a newcomer does: clone this commit into an empty folder, then make demo and make test there
 	@scripts/fresh.sh

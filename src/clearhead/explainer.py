@@ -245,6 +245,8 @@ class Explainer:
                     f"in {name} positions see each other past the attention, too (convolutions, recurrences), which "
                     "its maps do not show; gradients of the input do"
                 )
+            if not tested.vectors and asks & {"block_input", "hidden_state"}:
+                return f"the layers of {name} do not hand on one vector for each unit, which it reads"
             if tested.crosses and method.name not in ACROSS:
                 with_it = ", ".join(sorted(ACROSS))
                 return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"

@@ -169,3 +169,36 @@ def test_a_refused_model_can_be_put_right():
         ex.explain(TEXTS[0])
     model.config.num_hidden_layers = 3
     assert ex.explain(TEXTS[0]).scores.any()
+
+
+def test_layers_that_hand_on_several_vectors_for_each_unit():
+    """As hyper-connections do: methods that read what goes into layers are refused, those that read maps are not."""
+    model, tokenizer = text_model("bert")
+
+    class Doubled(nn.Module):
+        def __init__(self, layer, last):
+            super().__init__()
+            self.layer, self.last = layer, last
+
+        def forward(self, hidden, *args, **kwargs):
+            output = self.layer(hidden if hidden.dim() == 3 else hidden.mean(2), *args, **kwargs)
+            return output if self.last else torch.stack([output, output], dim=2)
+
+    layers = model.bert.encoder.layer
+    model.bert.encoder.layer = nn.ModuleList(Doubled(layer, layer is layers[-1]) for layer in layers)
+    lines = {line.name: line for line in clearhead.load(model, tokenizer).methods()}
+    assert lines["generic"].applies and lines["rollout"].applies
+    assert "one vector for each unit" in lines["attcat"].why_not and "one vector for each unit" in lines["cat"].why_not
+
+
+def test_a_look_up_of_other_words_than_those_given():
+    """A second table of words that is asked first would be taken for the input."""
+    model, tokenizer = text_model("bert")
+    table = model.get_input_embeddings()
+
+    def first_ask_for_one(module, args):
+        table(torch.zeros(1, 1, dtype=torch.long))
+
+    model.bert.embeddings.register_forward_pre_hook(first_ask_for_one)
+    with pytest.raises(clearhead.Refusal, match="words are given as input_ids, but 1 are looked up"):
+        clearhead.load(model, tokenizer).explain(TEXTS[0])

@@ -15,7 +15,7 @@ from clearhead.subjects.base import How, Sample, base_model, register_subject, s
 from clearhead.subjects.words import Words, padded
 from clearhead.units import Axis, Units
 
-_CROSS = re.compile(r"encoder_attn|EncDecAttention|cross_?attn|crossattention", re.IGNORECASE)
+_CROSS = re.compile(r"encoder_attn|encdec|cross", re.IGNORECASE)
 
 
 class TargetWords(Words):
@@ -56,7 +56,7 @@ class EncoderDecoder(Answering):
     def lookups(self) -> list[nn.Module]:  # type: ignore[override]
         """Where words are looked up, the source's first."""
         model: Any = base_model(self.model)
-        tables = [model.get_encoder().get_input_embeddings(), model.get_decoder().get_input_embeddings()]
+        tables = [_table_of(half) for half in (model.get_encoder(), model.get_decoder())]
         return list({id(table): table for table in tables}.values())
 
     @property
@@ -141,6 +141,11 @@ class EncoderDecoder(Answering):
         return torch.stack([padded(sample.inputs["decoder_input_ids"], longest, fill) for sample in samples])
 
 
+def _table_of(half: Any) -> nn.Module:
+    """Where one half looks its words up; FSMT's halves are plain modules, which do not say."""
+    return half.get_input_embeddings() if hasattr(half, "get_input_embeddings") else half.embed_tokens
+
+
 @register_subject
 class TextToText(EncoderDecoder):
     """Texts in, texts out: translation, summaries, spelling."""
@@ -166,7 +171,8 @@ class TextToText(EncoderDecoder):
         self.reader = Words(self.processor, self.model, self.stream)
 
     def example(self) -> Any:
-        ids = torch.arange(3, 7)[None] % self.vocabulary
+        # Not as long as the prefix, or a stream that is taken for the other would go unnoticed.
+        ids = torch.arange(3, 8)[None] % self.vocabulary
         return {"input_ids": ids, "decoder_input_ids": torch.cat([torch.tensor([[self.start]]), ids[:, :3]], 1)}
 
     def samples(self, raw: Any, how: How) -> list[Sample]:
@@ -232,5 +238,6 @@ class TextToText(EncoderDecoder):
 
 #: Models whose answer would be wrong, and why.
 _REFUSED = {
+    "led": "it attends in chunks and pads its input to whole ones, so no map of its attention covers the text",
     "prophetnet": "it predicts several words at once, in streams that its attention does not tell apart",
 }

@@ -232,3 +232,14 @@ class TextClassification(TextSubject):
     """One text or a pair of texts, single- or multi-label."""
 
     endings: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
+
+
+@register_subject
+class NextSentence(TextSubject):
+    """A pair of texts: whether the second goes on where the first ends."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForNextSentencePrediction",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.labels, self.multi_label = {0: "goes on", 1: "does not"}, False
