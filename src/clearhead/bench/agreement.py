@@ -7,13 +7,13 @@ which stands beside it; `random` is in every table, too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.bench.data import Example
-from clearhead.bench.looking import read_whole
+from clearhead.bench.looking import Looks, read_whole
 from clearhead.bench.perturbation import seen
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking, register
 from clearhead.bench.subsets import Drops
@@ -29,19 +29,28 @@ LEAVE_ONE_OUT = "leave-one-out"
 class Agreement(Protocol):
     """`top` is a number of units; `leave_one_out` False saves its passes."""
 
+    headline: ClassVar[tuple[str, ...]] = ("tau",)
+    together: ClassVar[bool] = True
+
     explained: Explained = "predicted"
     top: int = 5
     leave_one_out: bool = True
     fill: str | None = None
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         scores = {
             method: [{stream: part.scores for stream, part in one.parts.items()} for one in own]
             for method, own in explanations.items()
         }
         first = next(iter(explanations.values()))
         if self.leave_one_out:
-            scores[LEAVE_ONE_OUT] = self._left_out(ex, examples, first)
+            scores[LEAVE_ONE_OUT] = self._left_out(ex, examples, first, looks)
         made = []
         for place, example in enumerate(examples):
             for stream, part in first[place].parts.items():
@@ -70,10 +79,10 @@ class Agreement(Protocol):
         }
 
     def _left_out(
-        self, ex: "Explainer", examples: Sequence[Example], first: Sequence[Any]
+        self, ex: "Explainer", examples: Sequence[Example], first: Sequence[Any], looks: Looks | None
     ) -> list[dict[str, Float[np.ndarray, "unit"]]]:
         """By stream, what each unit's absence costs."""
-        drops, places = Drops(ex), []
+        drops, places = Drops(ex, looks), []
         for number, example in enumerate(examples):
             whole, own = read_whole(ex, example, self), {}
             for stream in first[number].streams:
@@ -106,10 +115,18 @@ class Classes(Protocol):
     `other` "next" is the class with the next number (of two, the other one); "second" the second likeliest.
     """
 
+    headline: ClassVar[tuple[str, ...]] = ("tau",)
+
     explained: Explained = "gold"
     other: str = "next"
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         from clearhead.bench.explaining import given
         from clearhead.errors import unknown
 

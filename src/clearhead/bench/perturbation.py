@@ -16,7 +16,7 @@ ERASER's fractions the aopc of `positive` is comprehensiveness, and that of `kee
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -46,6 +46,8 @@ class Perturbation(Protocol):
     fills: what stands where units were; each gives curves of its own
     """
 
+    headline: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
+
     explained: Explained = "predicted"
     judged: str = "predicted"
     examples: str = "all"
@@ -59,15 +61,25 @@ class Perturbation(Protocol):
         falls = figure in ("aopc", "absolute aopc")
         return (direction == "positive") != falls
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
-        return self.counted(ex, examples, explanations)[0]
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
+        return self.counted(ex, examples, explanations, looks)[0]
 
     def counted(
-        self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: Looks | None = None,
     ) -> tuple[list[Measurement], Looks]:
         """The measurements, and the table of altered inputs that tells how many went through the model."""
         self._check()
-        looks = Looks(ex)
+        looks = looks or Looks(ex)
         wholes = [read_whole(ex, example, self) for example in examples]
         clean = [looks.ask(whole.sample, whole.target) for whole in wholes]
         looks.finish()
@@ -87,6 +99,9 @@ class Perturbation(Protocol):
             figures, curves = self._figures(judges[place], [looks[one] for one in tickets], part.split("/")[-1])
             made.append(Measurement(examples[place].id, method, part, figures, curves))
         return made, looks
+
+    def altered(self, methods: int) -> int:
+        return 1 + methods * len(self.fills) * len(self.directions) * len(self.fractions)
 
     def _check(self) -> None:
         for what, given, accepted in (

@@ -21,6 +21,7 @@ from clearhead.errors import InputError, unknown
 from clearhead.joint import AnyExplanation
 
 if TYPE_CHECKING:
+    from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
 #: Which class is explained: the model's own, the true one, or the one with this number.
@@ -50,6 +51,11 @@ class Protocol:
     #: Figures that are better the smaller they are; all others are better the larger.
     smaller_is_better: ClassVar[frozenset[str]] = frozenset()
 
+    #: What a short table shows.
+    headline: ClassVar[tuple[str, ...]] = ()
+    #: Whether its figures of one method depend on which others are there.
+    together: ClassVar[bool] = False
+
     explained: Explained = "predicted"
     seed: int = 0
 
@@ -77,13 +83,22 @@ class Protocol:
             raise InputError(f"explained='gold', but {example.id!r} has no single true class")
         return example.label
 
+    def altered(self, methods: int) -> int:
+        """At most so many inputs go through the model for one example, explanations aside."""
+        return 0
+
     def smaller(self, figure: str, part: str) -> bool:
         """Whether this figure is better the smaller it is."""
         return figure in self.smaller_is_better
 
     def measure(
-        self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
     ) -> Sequence[Measurement]:
+        """`looks` holds what the model said about altered inputs, for other protocols on the same examples."""
         raise NotImplementedError
 
 

@@ -13,7 +13,7 @@ never chosen, and what people marked among them is missed. Of the first k words 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ from clearhead.explanation import Explanation
 from clearhead.units import Span, Units
 
 if TYPE_CHECKING:
+    from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
 #: A span of a text: which text of a pair, its first word, and the word after its last.
@@ -35,12 +36,20 @@ OVERLAP = 0.5
 @register("rationales")
 @dataclass(frozen=True)
 class Rationales(Protocol):
+    headline: ClassVar[tuple[str, ...]] = ("auprc", "token f1 @20")
+
     explained: Explained = "gold"
     counts: tuple[int, ...] = tuple(range(5, 85, 5))
     clamp: bool = True
     spans: str = "runs"
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         if self.spans not in ("runs", "words"):
             raise unknown("spans", self.spans, ("runs", "words"))
         made = []

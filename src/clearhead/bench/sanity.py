@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from clearhead.errors import InputError
 from clearhead.subjects.base import How
 
 if TYPE_CHECKING:
+    from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
 
@@ -73,6 +74,8 @@ def drawn_anew(model: nn.Module, parameters: Sequence[nn.Parameter], seed: int) 
 class Randomisation(Protocol):
     """Parameter randomisation; `steps` at most so many blocks, from the head down (None: all)."""
 
+    headline: ClassVar[tuple[str, ...]] = ("rho",)
+
     explained: Explained = "predicted"
     cascade: bool = True
     steps: int | None = None
@@ -80,7 +83,13 @@ class Randomisation(Protocol):
     def smaller(self, figure: str, part: str) -> bool:
         return True
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         # the class of the trained model, whatever the randomised one predicts
         targets = _held(examples, next(iter(explanations.values())))
         every = blocks(ex.subject.model)[: self.steps]
@@ -176,13 +185,21 @@ def _curves(pairs: Sequence[tuple[float, float]]) -> dict[str, tuple[float, ...]
 class InputInvariance(Protocol):
     """`moved` is the largest change of a score, as a share of the largest score; 0 is right."""
 
+    headline: ClassVar[tuple[str, ...]] = ("moved",)
+
     explained: Explained = "predicted"
     constant: float = 0.5
 
     def smaller(self, figure: str, part: str) -> bool:
         return figure == "moved"
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         subject = ex.subject
         samples = [subject.samples(example.input, How())[0] for example in examples]
         targets = _held(examples, next(iter(explanations.values())))

@@ -17,7 +17,7 @@ ground, and the two averaged (`summary`). So the counts are figures, too.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -31,6 +31,7 @@ from clearhead.masks import otsu
 from clearhead.units import Box
 
 if TYPE_CHECKING:
+    from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
 THRESHOLDS = ("mean", "otsu", "quarter", "best")
@@ -42,10 +43,18 @@ Grid = Bool[np.ndarray, "height width"]
 @register("segmentation")
 @dataclass(frozen=True)
 class Segmentation(Protocol):
+    headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "inside mass")
+
     explained: Explained = "predicted"
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         for one in self.thresholds:
             if one not in THRESHOLDS:
                 raise unknown("threshold", one, THRESHOLDS)

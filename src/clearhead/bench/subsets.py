@@ -46,8 +46,8 @@ def removed_units(way: Removal, units: Units, gone: Bool[np.ndarray, "unit"]) ->
 class Drops:
     """y(x) − y(x − S) for many S of many inputs; each distinct altered input goes through the model once."""
 
-    def __init__(self, ex: "Explainer") -> None:
-        self.ex, self.looks = ex, Looks(ex)
+    def __init__(self, ex: "Explainer", looks: Looks | None = None) -> None:
+        self.ex, self.looks = ex, looks or Looks(ex)
         self.asked: dict[str, tuple[Whole, bytes, list[bytes]]] = {}
 
     def ask(
@@ -72,16 +72,24 @@ class Drops:
 class Subsets(Protocol):
     """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each."""
 
+    headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
+
     explained: Explained = "predicted"
     shares: tuple[float, ...] = (0.1, 0.3, 0.5)
     draws: int = 32
     fill: str | None = None
     smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         if self.draws < 3:
             raise InputError(f"draws={self.draws}: a correlation needs at least 3")
-        drops = Drops(ex)
+        drops = Drops(ex, looks)
         masks: dict[str, list[Bool[np.ndarray, "draw unit"]]] = {}
         streams: dict[int, list[str]] = {}
         first = next(iter(explanations.values()))
@@ -103,6 +111,9 @@ class Subsets(Protocol):
                     figures = self._figures(own[place][stream].scores, masks[name], drops[name])
                     made.append(Measurement(example.id, method, stream, figures))
         return made
+
+    def altered(self, methods: int) -> int:
+        return 1 + len(self.shares) * self.draws
 
     def subsets(self, units: Units, *key: str) -> list[Bool[np.ndarray, "draw unit"]]:
         """For each share, so many random subsets of units that are not special."""

@@ -28,6 +28,7 @@ from clearhead.joint import AnyExplanation
 from clearhead.units import Box
 
 if TYPE_CHECKING:
+    from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
 FIGURES = ("precision", "average precision", "rank", "reach")
@@ -44,11 +45,19 @@ class Truth(Protocol):
         f"{kind} {figure}" for kind in ("minimal", "sufficient") for figure in ("rank", "reach")
     )
 
+    headline: ClassVar[tuple[str, ...]] = ("minimal average precision",)
+
     explained: Explained = "gold"
     by: str = "score"
     more_than: float = 0.5
 
-    def measure(self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations) -> list[Measurement]:
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
         if self.by not in ("score", "magnitude"):
             raise unknown("by", self.by, ("score", "magnitude"))
         found = []
