@@ -42,6 +42,7 @@ def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     if others := [r for r in readings if _of_predicted(r)]:
         recorded(recorder, _predicted(plan), others, tested, asks)
     way = Way(recorder, plan, tape.inputs or {}, tested)
+    tape.inputs = None  # methods are shown the way, and some models cannot say which unit's their pixels are
     wanted: dict[Point, list[PathFold]] = {}
     for reading in readings:
         for fold in _folds(reading):
@@ -199,8 +200,9 @@ class Way:
         """Which streams each leaf is part of."""
         if not hasattr(self, "_found"):
             plan, samples = self.plan, self.plan.samples[: self.plan.size]
-            self._found: dict[str, set[str]] = {}
-            for leaf in self.inputs:
+            alone = set(plan.frames) if len(plan.frames) == 1 else set()
+            self._found: dict[str, set[str]] = {leaf: alone for leaf in self.inputs if alone}
+            for leaf in [] if alone else self.inputs:
                 marked = {other: torch.full_like(x, float(other == leaf)) for other, x in self.inputs.items()}
                 arranged = plan.subject.arranged(marked, samples)
                 self._found[leaf] = {stream for stream, part in arranged.items() if part.any()}

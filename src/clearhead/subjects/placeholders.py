@@ -231,6 +231,7 @@ class Unplaced(Layout):
     """Placeholders that stand for no single part of the picture: they have numbers, and no map."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+    zero_is_padding = True
     nowhere = "its tokens are learned queries that each look at the whole picture, so none has a place in it"
 
     def units(self, given: Mapping[str, Tensor], count: int) -> Units:
