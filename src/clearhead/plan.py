@@ -1,6 +1,7 @@
 """One batch with its targets: what the recorder is called with, and the coordinates that methods work in."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,8 @@ class Plan:
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
+        #: What holds while scores are made of the output, where the subject multiplies to make them.
+        self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
@@ -72,7 +75,8 @@ class Plan:
         computed = {key: _own_value(function, output, self.size) for key, function in own.items()}
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
-            self.scores = self.subject.scores(output, self.samples, self.targets)
+            with self.multiplying() if self.subject.multiplies else nullcontext():
+                self.scores = self.subject.scores(output, self.samples, self.targets)
         # unbind: the gradient of a row taken by its number would be a whole tensor of zeros, for each of them
         rows = [None] * len(self.targets) if self.scores is None else self.scores.unbind()
         values = [

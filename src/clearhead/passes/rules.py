@@ -5,9 +5,10 @@ the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule
-from clearhead.rules.mode import under
+from clearhead.rules.mode import Rules, under
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
@@ -52,7 +53,8 @@ def from_rules(
                     reading.visit(replace(call, relevance=call.attention_gradient, attention_gradient=None))
 
         with _refusing(own, plan):
-            tapes[family] = plan.arranged(_pass(_under(recorder, family, plan.size), plan, own, tested, visit))
+            with _multiplying(plan, family):
+                tapes[family] = plan.arranged(_pass(_under(recorder, family, plan.size), plan, own, tested, visit))
             _check(recorder, plan, family)
     compare = [reading for reading in readings if _fold(reading).beside]
     if compare:
@@ -123,6 +125,16 @@ def _under(recorder: Recorder, family: Family, size: int) -> Recorder:
 
     ruled.scope = scope
     return ruled
+
+
+@contextmanager
+def _multiplying(plan: Plan, family: Family) -> Iterator[None]:
+    """Scores that are products of what the model puts out (a cosine) are made by these rules, too."""
+    plan.multiplying = partial(Rules, family, plan.size)
+    try:
+        yield
+    finally:
+        plan.multiplying = nullcontext
 
 
 def _pass(

@@ -106,8 +106,8 @@ class Relevance(Family):
             def back(s: Tensor, w: Tensor) -> Tensor:
                 return _vjp(lambda x: map(x, w), x)[1](s)[0]
 
-            if x.shape[1] != 3:  # the authors' rule for what is no image is that of orig in both families
-                return (Relevance("orig")._activators(r, x, map, back, weight),)
+            if x.shape[1] != 3:  # no image; the authors' is that of orig in both families, where relevance doubles
+                return (self._activators(r, x, map, back, weight),)
             inside = tuple(range(1, x.dim()))
             low, high = x.amin(inside, keepdim=True).expand_as(x), x.amax(inside, keepdim=True).expand_as(x)
             more, less = weight.clamp(min=0), weight.clamp(max=0)

@@ -120,6 +120,8 @@ class Subject(ABC):
 
     #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
+    #: Whether its scores are products of what the model puts out, so that rules for products hold for them.
+    multiplies: ClassVar[bool] = False
     #: The scales that a target can have; the first is meant where none is given.
     scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 

@@ -54,6 +54,7 @@ class Pairs(Subject):
     its vector is held fixed.
     """
 
+    multiplies: ClassVar[bool] = True
     scales: ClassVar[tuple[str, ...]] = ("cosine", "logit")
 
     def __post_init__(self) -> None:
