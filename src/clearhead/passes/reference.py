@@ -81,8 +81,8 @@ def _finished(reading: Reading, plan: Plan) -> dict[str, Scores]:
     if _fold(reading).captum:
         worst = int(gap.argmax())
         warnings.warn(
-            f"captum's {reading.method.name} has no rule for norms, softmax and products: its scores add up to "
-            f"{float(gain[worst]) - float((gain - gap)[worst]):.3g} less",
+            f"captum's {reading.method.name} has no rule for norms, softmax, products and most activations: its scores "
+            f"miss {float(gap[worst]):.2g} of {float(gain[worst]):.2g}; without the profile they add up",
             stacklevel=2,
         )
     return {stream: replace(part, checks={"completeness_gap": gap}) for stream, part in parts.items()}

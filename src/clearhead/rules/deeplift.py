@@ -65,23 +65,23 @@ def softmax(z: Tensor, z0: Tensor, dz: Tensor, axis: int) -> Tensor:
     # A softmax is the same after any shift: what is too much of Δ log s is taken off first, which is linear in Δz, too.
     part = too_much(lse - lse0)
     z, z0, dz = z - part * lse, z0 - part * lse0, dz - part * logsumexp(z, z0, dz, axis)
-    e, e0, s, s0, _ = _sums(z, z0, axis)
-    de = exponential(e, e0, z, z0) * dz
+    shift = (lse / 2 + lse0 / 2) * (1 - part)  # which the two sides have in common: neither sum is zero
+    e, e0 = (z - shift).exp(), (z0 - shift).exp()
+    s, s0 = ((1 - part) * (lse - lse0) / 2).exp(), ((1 - part) * (lse0 - lse) / 2).exp()
+    de = torch.maximum(e, e0) * falling(_apart(z, z0)) * dz
     return de * bar(1 / s, 1 / s0) - bar(e, e0) * de.sum(axis, keepdim=True) / (s * s0)
 
 
 def logsumexp(z: Tensor, z0: Tensor, dz: Tensor, axis: Any) -> Tensor:
-    """log s, as a function of s, after the sum."""
-    e, e0, s, s0, (lse, lse0) = _sums(z, z0, axis)
-    de = exponential(e, e0, z, z0) * dz
-    return de.sum(axis, keepdim=True) / exponential(s, s0, lse, lse0)
-
-
-def _sums(z: Tensor, z0: Tensor, axis: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """e and s at both sides, after a shift that they have in common, with which neither sum is zero."""
+    """log s as a function of s, after the sum: Σ (Δe/Δz) Δz / (Δs/Δ log s)."""
     lse, lse0 = (torch.logsumexp(part, axis, keepdim=True) for part in (z, z0))
-    shift = lse / 2 + lse0 / 2
-    return (z - shift).exp(), (z0 - shift).exp(), (lse - shift).exp(), (lse0 - shift).exp(), (lse, lse0)
+    larger = (torch.maximum(z, z0) - torch.maximum(lse, lse0)).exp()
+    return (larger * falling(_apart(z, z0)) * dz).sum(axis, keepdim=True) / falling(lse - lse0)
+
+
+def _apart(z: Tensor, z0: Tensor) -> Tensor:
+    """Δz; a place that is hidden on both sides (−∞) has none."""
+    return torch.where(torch.isinf(z) & torch.isinf(z0), 0.0, z - z0)
 
 
 def norm(x: Tensor, x0: Tensor, dx: Tensor, axes: tuple[int, ...], eps: float, centred: bool) -> Tensor:
@@ -113,9 +113,3 @@ def length(n: Tensor, n0: Tensor, x: Tensor, x0: Tensor, dx: Tensor, axes: Any) 
 
 def bar(part: Any, other: Any) -> Any:
     return (part + other) / 2
-
-
-def exponential(e: Tensor, e0: Tensor, z: Tensor, z0: Tensor) -> Tensor:
-    """Δe/Δz; a place that is hidden on both sides (−∞) has none."""
-    hidden = torch.isinf(z) & torch.isinf(z0)
-    return torch.maximum(e, e0) * falling(torch.where(hidden, 0.0, z - z0))

@@ -54,7 +54,8 @@ class Side(TorchFunctionMode):
             return self.ruled(func, args, kwargs, *rule)
         output = func(*args, **kwargs)
         made = [part for part in flat(output) if active(part)]
-        if not made or (any(output is part for part in flat((args, kwargs))) and name not in LINEAR):
+        same = any(output is part for part in flat((args, kwargs))) and not name.endswith("_")
+        if not made or same:  # nothing that depends on the input, or nothing new
             return output
         if name not in LINEAR and name not in RULES and name not in COMPOSED:
             raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME}")
