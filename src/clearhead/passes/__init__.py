@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from clearhead.budget import passes_of
 from clearhead.methods.base import Scores
 from clearhead.passes.path import from_path
 from clearhead.passes.rules import from_rules
@@ -30,6 +31,7 @@ def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: Sel
     found: dict[int, dict[str, Scores]] = {}
     for kind in dict.fromkeys(reading.method.declaration.kind for reading in readings):
         places = [i for i, reading in enumerate(readings) if reading.method.declaration.kind == kind]
-        parts = PASSES[kind](recorder, plan, [readings[i] for i in places], tested)
+        with passes_of(kind, len(plan.samples), plan.width):
+            parts = PASSES[kind](recorder, plan, [readings[i] for i in places], tested)
         found |= dict(zip(places, parts, strict=True))
     return [found[i] for i in range(len(readings))]
