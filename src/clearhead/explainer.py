@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from clearhead.batches import batches_of, followed
+from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
@@ -84,6 +86,7 @@ class Explainer:
         truncation_side: str | None = None,
         tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
+        memory: str | int | None = None,
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
@@ -102,6 +105,8 @@ class Explainer:
         profile: the settings of an author's released code, quirks included; arguments given beside it win
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
+        memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
+        many at a time as fit; the result is the same
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
@@ -126,10 +131,11 @@ class Explainer:
             prepared = [authors.prepare(self.subject, s, t) for s, t in zip(samples, targets, strict=True)]
             samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
-        batches = list(_batches(samples, batch_size))
+        batches = list(batches_of(samples, batch_size))
         request = Request(methods, how, per, seed, authors)
-        for places in _followed(batches, progress):
-            found = self._batch([samples[i] for i in places], [targets[i] for i in places], request)
+        budget = None if memory is None else Budget(bytes_of(memory))
+        for places in followed(batches, progress):
+            found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
             for i, explanations in zip(places, found, strict=True):
                 results[i] = explanations
         by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
@@ -311,9 +317,34 @@ class Explainer:
             elif id(target.custom) not in request.checked:
                 request.checked[id(target.custom)] = self._check_readout(sample, target)
 
+    def _within(
+        self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
+    ) -> list[list[AnyExplanation]]:
+        """All methods on one batch, or on parts of it that the budget has room for."""
+        if budget is None:
+            return self._batch(samples, targets, request)
+        kinds = {method.declaration.kind for method in request.methods}
+        found: list[list[AnyExplanation]] = []
+        while len(found) < len(samples):
+            left = slice(len(found), None)
+            width = max(sum(map(len, sample.axes.values())) for sample in samples[left])
+            room = budget.room(kinds, width)
+            part = slice(len(found), len(found) + room)
+            try:
+                with budget.batch(kinds, width, self.subject.device):
+                    found += self._batch(samples[part], targets[part], request, room)
+            except OverBudget:
+                budget.shrink()
+        return found
+
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(self, samples: list[Sample], targets: list[Target], request: Request) -> list[list[AnyExplanation]]:
-        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together)."""
+    def _batch(
+        self, samples: list[Sample], targets: list[Target], request: Request, rows: int | None = None
+    ) -> list[list[AnyExplanation]]:
+        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together).
+
+        rows: how many samples and targets of them a pass may have
+        """
         tested = self._test(samples)
         for method in request.methods:
             if reason := self._why_not(method):
@@ -323,7 +354,7 @@ class Explainer:
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested)]
+        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested, rows)]
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
@@ -338,13 +369,14 @@ class Explainer:
         return Pass(plan, readings, run(self.recorder, plan, readings, tested))
 
     def _chunks(
-        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest
+        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest, rows: int | None
     ) -> Iterator[list[list[Target]]]:
         """The targets of each sample, so many at a time that their gradients fit into memory together."""
         most = max(len(own) for own in steps)
         widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
         cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
         room = max(1, TOGETHER // max(1, cells * len(samples)))
+        room = room if rows is None else max(1, min(room, rows // len(samples)))
         size = min(room, self.subject.together(samples) or most)
         for start in range(0, most, size):
             stop = min(start + size, most)
@@ -378,36 +410,6 @@ def _targets(given: Any, scale: str, count: int) -> list[Target]:
             raise InputError(f"target= names {len(given)} targets for {count} inputs")
         return [make_target(one, scale) for one in given]
     return [make_target(given, scale)] * count
-
-
-def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
-    """Samples of like length together, so that little is padded; pictures of one size."""
-    if size < 1:
-        raise InputError(f"batch_size={size}: it must be at least 1")
-
-    def shape(i: int) -> tuple[Any, ...]:
-        axes = samples[i].axes.values()
-        pixels = tuple(getattr(samples[i].inputs.get("pixel_values"), "shape", ()))
-        grids = (pixels, tuple(part.grid or () for axis in axes for part in axis.parts), samples[i].alike)
-        return (grids, tuple(sorted(samples[i].inputs)), [len(axis) for axis in axes])
-
-    order = sorted(range(len(samples)), key=shape)
-    batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) == size or shape(i)[:2] != shape(batch[0])[:2]):
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
-
-
-def _followed(batches: list[Any], progress: bool | Callable[[list[Any]], Iterable[Any]]) -> Iterable[Any]:
-    if progress is True:
-        from rich.console import Console
-        from rich.progress import track
-
-        return track(batches, description="explaining", console=Console(stderr=True), transient=True)
-    return progress(batches) if progress else batches
 
 
 def _side(side: str | None) -> str | None:

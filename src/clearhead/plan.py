@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.budget import note
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
 from clearhead.recording.recorder import Recorder, Rows
@@ -35,12 +36,18 @@ class Plan:
         pairs = zip([*samples] * self.steps, self.targets, strict=True)
         self.samples = [subject.cut(sample, [target]) for sample, target in pairs]
         self.given = list(samples)
+        note(len(self.samples))
         self.batch = subject.collate(samples)
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
         #: What holds while scores are made of the output, where the subject multiplies to make them.
         self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def width(self) -> int:
+        """The units of the longest sample, all its streams together."""
+        return max(sum(map(len, sample.axes.values())) for sample in self.given)
 
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":

@@ -120,7 +120,7 @@ def test_parts_are_there_where_they_are_declared(method, subject):
     cases.batched(subject)  # so that the recorder was tested, whichever test comes first
     for variant, e in by_variant.items():
         layers = variant.option("layers", declaration.layers)
-        depth = len(layer_range(layers, cases.explainer(subject).recorder.tested.calls))
+        depth = len(layer_range(layers, cases.explainer(subject, torch.float64).recorder.tested.calls))
         assert (e.matrix is not None) == (variant.option("rows") == "all")
         if e.matrix is not None:
             assert e.matrix.shape == (len(e), len(e))

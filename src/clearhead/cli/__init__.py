@@ -79,6 +79,7 @@ def explain(
     rows: opt.Rows = None,
     per: opt.Per = None,
     batch_size: opt.BatchSize = 8,
+    memory: opt.Memory = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -95,7 +96,7 @@ def explain(
     it. Scores of signed methods below zero speak against it.
     """
     given = [recognise(one) for one in inputs or ()]
-    arguments = {**asked.arguments(), "rows": rows, "per": per}
+    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory}
     chosen = opt.methods(method, ["generic"])
     data = data_among(given, out, column, pair_column, image_column)
     if data is not None:
@@ -110,6 +111,7 @@ def explain(
                     "--pair-column, pictures to --image-column"
                 )
         about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
+        about |= {} if memory is None else {"memory": memory}
         _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
         return
     count = max([len(given), *(len(values) for values in read.named.values()), 1])
@@ -137,6 +139,7 @@ def compare(
     loading: opt.Loading,
     given: opt.Input = None,
     method: opt.Methods = None,
+    memory: opt.Memory = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -157,7 +160,7 @@ def compare(
     if any(len(values) > 1 for values in raws.values() if isinstance(values, list)):
         raise InputError("compare takes one input: give each of --text, --image and --audio once")
     alone = {stream: values[0] if isinstance(values, list) else values for stream, values in raws.items()}
-    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments)
+    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments, memory=memory)
     merged = {name: put.merged(e, words, sentences) for name, e in comparison.explanations.items()}
     comparison = clearhead.Comparison(merged)
     if html is not None:

@@ -93,7 +93,9 @@ def _code(app: typer.Typer, arguments: list[str]) -> int:
             named = f"{problem.filename!r}: {problem.strerror}" if problem.filename else str(problem)
             return say(named, BAD_INPUT)
         if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-            return say("out of memory: try a smaller --batch-size or --max-length", REFUSED)
+            return say(
+                "out of memory: try --memory with less than there is, a smaller --batch-size or --max-length", REFUSED
+            )
         hint = (
             ""
             if STATE.shows_traceback

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clearhead.budget import passes_of
 from clearhead.methods.base import Method, Scores
 from clearhead.passes import reference, rules, values
 from clearhead.passes.edits import from_edits
@@ -61,6 +62,7 @@ def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: Sel
     found: dict[int, dict[str, Scores]] = {}
     for kind in dict.fromkeys(reading.method.declaration.kind for reading in readings):
         places = [i for i, reading in enumerate(readings) if reading.method.declaration.kind == kind]
-        parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
+        with passes_of(kind, len(plan.samples), plan.width):
+            parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
         found |= dict(zip(places, parts, strict=True))
     return [found[i] for i in range(len(readings))]

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.baselines import Baselines
+from clearhead.budget import at_most
 from clearhead.methods.base import Scores
 from clearhead.methods.paths import NOTHING, PathFold, Point, Step
 from clearhead.passes.draws import Draws
@@ -108,7 +109,7 @@ class Way:
         width = {stream: frame.valid.shape[1] for stream, frame in plan.frames.items()}
         cells = sum(width[place.query_stream] * width[place.key_stream] * place.heads for place in self.tested.places)
         rows = plan.size * plan.steps
-        return max(1, min(ROOM // max(1, cells * rows), ROWS // rows))
+        return max(1, min(ROOM // max(1, cells * rows), at_most(ROWS) // rows))
 
     def known(self, point: Point) -> Point:
         """The same point in the shortest words, so that methods that want the same share it."""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.budget import at_most
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.games import Game, Perturbation, Play, Shares
 from clearhead.plan import Plan, Reading
@@ -149,7 +150,7 @@ class Worth:
 
         batch: list[_Asked] = []
         for one in sorted(asked, key=lambda one: (alike(one), one.length)):
-            full = len(batch) >= INPUTS or (len(batch) + 1) * one.length > UNITS
+            full = len(batch) >= at_most(INPUTS, grows=True) or (len(batch) + 1) * one.length > UNITS
             if batch and (full or alike(one) != alike(batch[0])):
                 yield batch
                 batch = []
