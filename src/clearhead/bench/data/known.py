@@ -21,7 +21,7 @@ from clearhead.errors import InputError, unknown
 from clearhead.targets import Generated
 
 #: The models that the tasks were made for, by name; each has a task of its name.
-TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-detr", "pets-hans")
+TASKS = ("logic", "recall", "spell", "shapes-vqa", "shapes-vilt", "shapes-detr", "pets-hans")
 
 
 @register(
@@ -108,6 +108,15 @@ def _shapes_vqa(one: Any) -> Example:
     return Example(one.id, given, label, evidence, streams=("text", "regions"), target=one.label)
 
 
+def _shapes_vilt(one: Any) -> Example:
+    """The same questions about pixels; where nothing is there to be counted or found, the words alone are evidence."""
+    shown = (Mask(one.evidence_mask),) if one.objects else ()
+    evidence = ((*_characters(one, one.evidence), *shown),)
+    label = _task("shapes").ANSWERS.index(one.label)
+    given = {"text": one.text, "image": one.image}
+    return Example(one.id, given, label, evidence, streams=("text", "image"), target=one.label)
+
+
 def _shapes_detr(one: Any) -> Example:
     """The first object of the scene, whatever the question is about: the detection of it is explained."""
     shape = one.names[0].split()[-1]
@@ -131,6 +140,7 @@ _MAKERS: dict[str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example],
     "recall": (_recall_rows, _recall, lambda: tuple(_task("recall").values())),
     "spell": (_spell_rows, _spell, lambda: _task("spell").PHONEMES),
     "shapes-vqa": (partial(_shapes_rows, 64), _shapes_vqa, lambda: _task("shapes").ANSWERS),
+    "shapes-vilt": (partial(_shapes_rows, 64), _shapes_vilt, lambda: _task("shapes").ANSWERS),
     "shapes-detr": (partial(_shapes_rows, 96), _shapes_detr, lambda: _task("shapes").SHAPES),
     "pets-hans": (_hans_rows, _hans, lambda: _task("hans").LABELS),
 }
