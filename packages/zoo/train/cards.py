@@ -76,7 +76,8 @@ def _truth(card: dict[str, Any]) -> str:
         return ""
     found = card["truth"]["found"]
     methods = list(dict.fromkeys(method for part in found.values() for method in part))
-    head = "".join(f" {part}: precision | {part}: average precision |" for part in found)
+    names = [f"{part}: " if len(found) > 1 else "" for part in found]
+    head = "".join(f" {name}precision | {name}average precision |" for name in names)
     rows = [f"| {m} |" + "".join(_cells(part.get(m, {})) for part in found.values()) for m in methods]
     return f"""
 ## Which methods find the known reason

@@ -23,7 +23,8 @@ FIGURES = ("precision", "average precision")
 MEASURED = (
     "On {count} held-out examples: the share of the true units among as many units with the highest scores "
     "(precision), and average precision, each with its 95 % bootstrap interval; special tokens and the words that ask "
-    "are left out. Where several sets of units are each enough, the one that the method finds best counts. `random` is chance."
+    "are left out. Where several sets of units are each enough, the one that the method finds best counts. `random` is "
+    "chance."
 )
 HEAD = """# Which methods find the known reason?
 
