@@ -38,7 +38,7 @@ from clearhead.recording.tape import Call, Tape
     head_shares=False,  # the clamp comes after the mean over heads
 )
 class AttentionGradCAM(Fold):
-    region: Literal["map", "row"] = "map"
+    region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
     by_query: bool = of_authors(False)
 
@@ -54,7 +54,7 @@ class AttentionGradCAM(Fold):
 
 @across("attention-gradcam")
 class AttentionGradCAMAcross(AcrossFold):
-    region: Literal["map", "row"] = "map"
+    region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
     by_query: bool = of_authors(False)
 
