@@ -45,6 +45,8 @@ applies. A class works if
 
 - the answer with recording on is the untouched model's, and is among the numbers that come out of it;
 - small steps of the input change the answer of the untouched model by as much as the gradient says;
+- a unit of the input that moves changes its own row of what goes into the first layer (where convolutions or a tower
+  have not mixed most rows by then);
 - two inputs that share a batch, of different lengths where the model takes them, get the scores that each gets alone;
 - scores are finite, not all zero, and the model is afterwards as it was before.
 
