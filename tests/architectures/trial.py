@@ -101,7 +101,7 @@ def _explained(model: Any) -> Outcome:
     for method, explanation in alone.items():
         check_scores(method, explanation)
     check_gradient(ex, one, target)
-    if not why:
+    if not why and "saliency" in methods:  # where the parts of the input that units hold are known
         check_places(ex, one, target)
     note = check_batched(ex, one, alone, real[0], target, methods)
     if _touched(model) != before:
