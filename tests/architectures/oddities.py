@@ -70,6 +70,7 @@ OWN: dict[str, dict[str, Any]] = {
     # attention of a class that is chosen when it is built
     "data2vec-vision": {"attn_implementation": "eager", "use_relative_position_bias": True},
     # what must fit together
+    "blt": {"encoder_hash_byte_group_vocab": 50},
     "bit": {"num_groups": 4},
     "bridgetower": {"hidden_size": 64, "contrastive_hidden_size": 8, "logit_scale_init_value": 1.0},
     "bridgetower_text_model": {"hidden_size": 64, "num_hidden_layers": 3},
@@ -149,8 +150,12 @@ OWN: dict[str, dict[str, Any]] = {
     # detectors
     **dict.fromkeys(("detr", "conditional_detr", "dab-detr", "table-transformer"), _DETR),
     "deformable_detr": {**_DETR, "backbone_config": _backbone("resnet", 2, 3, 4), "num_feature_levels": 3},
-    **dict.fromkeys(("rt_detr", "rt_detr_v2"), _RT_DETR),
-    "lw_detr": {"num_queries": 5, "group_detr": 1},
+    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2"), _RT_DETR),
+    "pp_doclayout_v4": _RT_DETR,
+    "lw_detr": {"num_queries": 5, "group_detr": 1, "projector_scale_factors": [1.0]},
+    "lw_detr_vit": {
+        **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]},
+    },
     "yolos": {"image_size": [32, 48], "num_detection_tokens": 5},
     # sounds
     **dict.fromkeys(

@@ -45,6 +45,8 @@ applies. A class works if
 
 - the answer with recording on is the untouched model's, and is among the numbers that come out of it;
 - small steps of the input change the answer of the untouched model by as much as the gradient says;
+- a unit of the input that moves changes its own row of what goes into the first layer (where convolutions or a tower
+  have not mixed most rows by then);
 - two inputs that share a batch, of different lengths where the model takes them, get the scores that each gets alone;
 - scores are finite, not all zero, and the model is afterwards as it was before.
 
@@ -95,7 +97,7 @@ def short(why: str, name: str) -> str:
     why = re.sub(f"^{name}( cannot be explained)?: ", "", why)
     why = re.sub(rf"\b(in|of) {name}\b", "", why)
     why = re.sub(rf"\b{name}(\.\w+)?\b", "it", why)
-    why = re.sub(r" \(relative( gap [^)]*)?\)| by \d[\d.]*e[-+]\d+| were recorded: .*", "", why)
+    why = re.sub(r" \((relative|from -?\d)[^)]*\)| by \d[\d.]*e[-+]\d+| were recorded: .*", "", why)
     why = " ".join(why.replace("|", "/").split())
     return why if len(why) <= 200 else f"{why[:197].rsplit(' ', 1)[0]} …"
 

@@ -98,7 +98,7 @@ def classes() -> list[tuple[str, str]]:
     """Every class that has one of these heads, once, with its head; and whatever else a subject stands for."""
     found: dict[str, str] = {}
     for head, mapping in HEADS_OF.items():
-        for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values():
+        for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).values():
             found.setdefault(names if isinstance(names, str) else names[0], head)
     for name in dir(transformers):
         if kind_of([name]) is not None and not name.startswith(("AutoModel", "DataCollator")):

@@ -481,6 +481,20 @@ class TestInputs:
         with pytest.raises(Refusal, match="looks for what a text names"):
             clearhead.load(transformers.OwlViTForObjectDetection(config))
 
+    def test_boxes_of_another_kind_are_refused(self) -> None:
+        """PP-DocLayout V4 gives corners of quadrangles."""
+
+        def doubled(module: Any, args: Any, output: Any) -> Any:
+            output["pred_boxes"] = torch.cat([output.pred_boxes, output.pred_boxes], dim=-1)
+            return output
+
+        handle = model("detr").register_forward_hook(doubled)
+        try:
+            with pytest.raises(Refusal, match="gives no classes and boxes"):
+                clearhead.load(model("detr")).explain(pixels())
+        finally:
+            handle.remove()
+
 
 class TestCells:
     def test_every_pixel_lies_in_one_cell(self) -> None:

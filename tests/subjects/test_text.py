@@ -56,6 +56,16 @@ def test_a_pair_of_texts(name: str) -> None:
     assert e.prediction["top"][0]["logit"] == pytest.approx(model(**encoding).logits.max().item())
 
 
+def test_whether_one_text_goes_on_after_another() -> None:
+    model, tok = text_model("bert", "ForNextSentencePrediction")
+    e = clearhead.load(model, tok).explain(PAIR, target="goes on")
+    with torch.no_grad():
+        logits = model(**tok(*PAIR, return_tensors="pt")).logits[0]
+    assert e.target["value"] == pytest.approx(float(logits[0]))
+    assert e.prediction["label"] == ("goes on", "does not")[int(logits.argmax())]
+    assert np.abs(e.scores).max() > 0
+
+
 def test_token_types_reach_the_model() -> None:
     model, tok = text_model("bert")
     tok = copy.deepcopy(tok)

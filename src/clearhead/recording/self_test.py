@@ -157,8 +157,6 @@ def _check_returned(model: nn.Module, forward: Forward, inputs: Mapping[str, Any
         number = _first_tensor(output).square().sum()
         used = [part for part in maps if part.requires_grad] if number.requires_grad else []
         gradients = torch.autograd.grad(number, used, allow_unused=True) if used else ()
-    if all(gradient is None for gradient in gradients):
-        raise Refusal(f"{type(model).__name__}: its output does not come from what it returns as its attention")
     for call, part in zip(calls, maps, strict=True):
         if not (bool((part >= 0).all()) and bool((part.sum(-1) <= 1.01).all())):
             least, most = float(part.min()), float(part.max())
@@ -166,6 +164,8 @@ def _check_returned(model: nn.Module, forward: Forward, inputs: Mapping[str, Any
                 f"{type(model).__name__}: what {call.module} returns as its attention are no shares of one (from "
                 f"{least:.2g} to {most:.2g})"
             )
+    if all(gradient is None for gradient in gradients):
+        raise Refusal(f"{type(model).__name__}: its output does not come from what it returns as its attention")
 
 
 def _check_logits(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], when: str = "") -> float:

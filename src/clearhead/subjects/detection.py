@@ -80,7 +80,7 @@ class Detector(ImageSubject):
                 size = " × ".join(map(str, pixels.shape[1:]))
                 raise InputError(f"{name} cannot take a picture of {size} pixels ({problem})") from None
         logits, boxes = getattr(output, "logits", None), getattr(output, "pred_boxes", None)
-        if logits is None or boxes is None:
+        if logits is None or boxes is None or boxes.shape[-1] != 4:
             raise Refusal(f"{name} gives no classes and boxes for object queries: clearhead cannot explain it")
         if logits.shape[-1] != len(self.labels):
             raise Refusal(f"{name} scores {logits.shape[-1]} classes, but its configuration names {self.classes}")
