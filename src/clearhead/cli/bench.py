@@ -64,9 +64,11 @@ def bench(
     Results are Parquet files, one row for each example, method, protocol and setting. A run that was stopped, or asked
     for more, computes what is missing and nothing else. A method's rank is shown only as far as the examples decide it.
     """
+    from clearhead.bench.engines import engine as engine_named
     from clearhead.bench.planning import Job, setting
     from clearhead.bench.running import Run
 
+    engine_named(engine)  # an unknown one is told before the model is opened
     chosen: dict[str, dict[str, object]] = {}
     for text in settings or []:
         name, what, value = setting(text)
