@@ -255,3 +255,37 @@ def test_the_model_is_as_it_was() -> None:
     measured(ex, examples, Texts())
     assert ex.subject.model.config._attn_implementation == attention and not ex.subject.model.training
     assert all(torch.equal(before[name], part) for name, part in ex.subject.model.state_dict().items())
+
+
+def test_regions_equal_the_replica() -> None:
+    """LXMERT: features and boxes of what goes are deleted, one question at a time."""
+    pytest.importorskip("clearhead_zoo")
+    import clearhead
+    from clearhead.bench.data import read
+
+    ex = clearhead.load("zoo:shapes-vqa")
+    examples = list(read("known", task="shapes-vqa", count=2))
+    how = Regions(judged="gold", fractions=(0.25, 0.75))
+    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    made = how.measure(ex, examples, explanations)
+    assert len(made) == 4
+    for one in made:
+        place = [example.id for example in examples].index(one.example)
+        example, scores = examples[place], explanations["saliency"][place]["regions"].scores
+        features, boxes = example.input["regions"]
+        kept_counts = [int((1 - fraction) * 8) for fraction in how.fractions]
+        direction = one.part.split("/")[2]
+        logits = []
+        for gone in [set(), *replica.nested_removals(scores.tolist(), [8 - kept for kept in kept_counts], direction)]:
+            kept = [i for i in range(8) if i not in gone]
+            words = ex.subject.words.tokenizer(example.input["text"], return_tensors="pt")
+            with torch.no_grad():
+                output = ex.subject.model(
+                    input_ids=words["input_ids"],
+                    attention_mask=words["attention_mask"],
+                    visual_feats=torch.tensor(features[kept])[None],
+                    visual_pos=torch.tensor(boxes[kept])[None],
+                )
+            logits.append(output.question_answering_score[0].tolist())
+        expected = replica.figures(logits, how.fractions, example.label)  # type: ignore[arg-type]
+        assert {name: one.figures[name] for name in expected} == pytest.approx(expected, abs=1e-4)

@@ -161,3 +161,32 @@ def method_of(text: str) -> Method:
     call = ast.parse(f"f({inside}", mode="eval").body
     assert isinstance(call, ast.Call)
     return Method(name, **{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
+
+
+def setting(text: str) -> tuple[str, str, Any]:
+    """A setting as it is typed: protocol, name and value. Values of a tuple are parted by commas.
+
+    >>> setting("perturb-text.fills=mask,delete")
+    ('perturb-text', 'fills', ('mask', 'delete'))
+    >>> setting("truth.seed=3")
+    ('truth', 'seed', 3)
+    """
+    where, equals, value = text.partition("=")
+    name, _, what = where.rpartition(".")
+    if not equals or not name or not what:
+        raise InputError(f"{text!r} is no setting: write PROTOCOL.NAME=VALUE, as perturb-text.fills=mask,delete")
+    before = getattr(named(name), what, None)
+    accepted = list(named(name).settings)
+    if what not in accepted:
+        raise unknown(f"setting of {name}", what, accepted)
+    if isinstance(before, tuple):
+        return name, what, tuple(_value(part.strip()) for part in value.split(",") if part.strip())
+    return name, what, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, true, false or none; anything else is a word."""
+    try:
+        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
+    except ValueError:
+        return text

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import clearhead
+from clearhead.cli import bench as benchmark
 from clearhead.cli import convert as converting
 from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
@@ -262,6 +263,7 @@ def models(as_json: opt.Json = False) -> None:
         put.print_table(["model", "task", "size", "figures", "summary"], [put.of_card(*item) for item in cards.items()])
 
 
+app.command(epilog=examples(*benchmark.EXAMPLES))(benchmark.bench)
 app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 
