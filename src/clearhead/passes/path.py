@@ -97,7 +97,8 @@ class Way:
         self.plans: dict[int, Plan] = {}
 
     def _pinned(self, i: int, target: Target) -> Target:
-        if target.custom is not None or self.plan.scores is None:
+        # a subject's own kind of target (how alike two inputs are) has no class that could change on the way
+        if type(target) is not Target or target.custom is not None or self.plan.scores is None:
             return target
         return Pinned(target.wanted, target.scale, target.classes(self.plan.scores[i], self.plan.subject))
 
