@@ -27,7 +27,7 @@ CLOSE = 1e-6
 
 def methods(ex: clearhead.Explainer) -> list[clearhead.Method]:
     """All that apply, with few steps: what is said here holds for any number of them."""
-    return [cases.variants(line.name)[0] for line in ex.methods() if line.applies]
+    return cases.with_few(line.name for line in ex.methods() if line.applies)
 
 
 def same(one: Any, two: Any, tolerance: float = CLOSE) -> None:
