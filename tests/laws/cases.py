@@ -1,6 +1,6 @@
 """What the laws run over: every registered method with all its options, on every subject. Explainers are made once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -65,6 +65,11 @@ def variants(name: str) -> list[Method]:
             others = [value for value in get_args(field.type) if value != field.default]
             found += [Method(name, **budget, **{field.name: value}) for value in others]
     return found
+
+
+def with_few(names: Iterable[str]) -> list[Method]:
+    """Methods by name, asked of a small budget where they have one."""
+    return [Method(name, **BUDGETS.get(name, {})) for name in names]
 
 
 def everything(subject: str) -> dict[str, Any]:

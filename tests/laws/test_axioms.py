@@ -128,6 +128,33 @@ def complete_in_the_limit(method):
     assert left <= missing / 8 and left <= 1e-3 * np.abs(many.scores).max()
 
 
+def nothing_for_what_does_not_count(method):
+    """Where attention carries nothing, the first token decides alone, and no other unit gets a score."""
+    model, tokenizer = models.text_model("bert")
+    ex, how = clearhead.load(model, tokenizer), clearhead.Method(method, reduce="l2")
+    assert all(e.scores[1:-1].min() > 1e-6 for e in ex.explain(raw_inputs("text"), method=how))
+    for layer in model.bert.encoder.layer:
+        nn.init.zeros_(layer.attention.self.value.weight)
+    for e in ex.explain(raw_inputs("text"), method=how):
+        assert not e.scores[1:].any()
+
+
+def implementation_invariant(method):
+    """Rows of attention sum to one: what is added to all values can be taken off after them, and nothing changes."""
+    plain, tokenizer = models.text_model("bert")
+    other, _ = models.text_model("bert")
+    other.load_state_dict(plain.state_dict())
+    for layer in other.bert.encoder.layer:
+        inside, output = layer.attention.self.value, layer.attention.output.dense
+        with torch.no_grad():
+            inside.bias += 3
+            output.bias -= 3 * output.weight.sum(1)
+    one, two = (clearhead.load(model, tokenizer).explain(raw_inputs("text"), method=method) for model in (plain, other))
+    for a, b in zip(one, two, strict=True):
+        assert abs(a.target["value"] - b.target["value"]) < 1e-9, "another function"
+        assert cases.gap(a.scores, b.scores) <= 1e-9
+
+
 def exact_on_additive_games(method):
     """On a linear model a unit's share is what it brings over what stands in its place, whoever else is there."""
     for kind, subject in (("text", "bert/classify"), ("image", "vit/image")):
@@ -158,6 +185,8 @@ CHECKS = {
     "complete": complete,
     "complete in the limit": complete_in_the_limit,
     "conserves relevance": conserves_relevance,
+    "nothing for what does not count": nothing_for_what_does_not_count,
+    "implementation invariant": implementation_invariant,
 }
 DECLARED = [(name, axiom) for name in cases.METHODS for axiom in REGISTRY[name].declaration.axioms]
 
@@ -178,6 +207,10 @@ def test_the_checks_can_fail():
         exact_on_linear_models("generic")
     with pytest.raises(AssertionError):
         conserves_relevance("attn-lrp")
+    with pytest.raises(AssertionError):
+        implementation_invariant("generic")
+    with pytest.raises(AssertionError):
+        complete("gradient-shap")
 
 
 # Everything else that a declaration says ------------------------------------------------------------------------------

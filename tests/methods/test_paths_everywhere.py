@@ -46,6 +46,10 @@ def alike(one: Any, other: Any, within: float, what: Any) -> None:
             if mine is not None:
                 size = max(np.abs(yours).max(), 1e-3)
                 assert np.isfinite(mine).all() and np.abs(mine - yours).max() <= within * size, (what, stream, part)
+        bases = [e[stream].base_value for e in (one, other)]
+        assert bases[0] == bases[1] or (np.isfinite(bases).all() and abs(bases[0] - bases[1]) <= within * 10), what
+    gaps = [e.certificate.get("checks", {}) for e in (one, other)]
+    assert gaps[0].keys() == gaps[1].keys() and all(np.isfinite([*gap.values()]).all() for gap in gaps), what
 
 
 def together_and_alone(ex: clearhead.Explainer, many: list[dict[str, Any]], within: float, **how: Any) -> None:

@@ -30,6 +30,7 @@ from clearhead.recording.tape import Tape
     signed=True,
     target="any",
     linear_in_target=True,
+    axioms=("nothing for what does not count", "implementation invariant"),
 )
 class GradientShap(PathFold):
     samples: int = 50

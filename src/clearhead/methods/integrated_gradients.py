@@ -34,7 +34,7 @@ from clearhead.recording.tape import Tape
     signed=True,
     target="any",
     linear_in_target=True,
-    axioms=("complete",),
+    axioms=("complete", "nothing for what does not count", "implementation invariant"),
 )
 class IntegratedGradients(PathFold):
     steps: int = 50

@@ -26,6 +26,7 @@ from clearhead.recording.tape import Tape
     citation="Smilkov et al. (2017), SmoothGrad: removing noise by adding noise, ICML workshop",
     signed=False,
     target="any",
+    axioms=("nothing for what does not count", "implementation invariant"),
 )
 class SmoothGrad(PathFold):
     samples: int = 50

@@ -251,13 +251,15 @@ def scaled_layers(recorder: Recorder, tested: SelfTest, factors: Mapping[str, Fl
     blocks, thread = blocks_of(recorder.model) if factors else {}, threading.get_ident()
     handles = []
 
-    def scaling(factor: Tensor) -> Any:
-        waiting = [True]  # a shared layer runs several times: only the first run is the first layer's
+    def scaling(factor: Tensor, run: int) -> Any:
+        left = [run]  # a layer that is shared, or reads two texts, runs several times: one run is this stream's first
 
         def scale(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if threading.get_ident() != thread or not waiting:
+            if threading.get_ident() != thread:
                 return None
-            waiting.clear()
+            left[0] -= 1
+            if left[0] != -1:
+                return None
             if args:
                 return (_scaled(args[0], factor), *args[1:]), kwargs
             name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
@@ -266,9 +268,11 @@ def scaled_layers(recorder: Recorder, tested: SelfTest, factors: Mapping[str, Fl
         return scale
 
     for stream, factor in factors.items():
-        place = next(p for p in tested.places if (p.query_stream, p.key_stream) == (stream, stream))
-        module = recorder.model.get_submodule(place.module)
-        handles.append(blocks[id(module)].register_forward_pre_hook(scaling(factor), with_kwargs=True))
+        own = [i for i, p in enumerate(tested.places) if (p.query_stream, p.key_stream) == (stream, stream)]
+        name = tested.places[own[0]].module
+        before = sum(place.module == name for place in tested.places[: own[0]])
+        block = blocks[id(recorder.model.get_submodule(name))]
+        handles.append(block.register_forward_pre_hook(scaling(factor, before), with_kwargs=True))
     with hooks(handles):
         yield
 
