@@ -231,7 +231,7 @@ class Explainer:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
             return reason
-        if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
+        if method.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
             return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
@@ -261,7 +261,7 @@ class Explainer:
 
     def _trial(self, method: Method) -> Trial | None:
         """What a method by rules can do with this model; None for other methods."""
-        by_rules = method.declaration.kind == "rules"
+        by_rules = method.kind == "rules"
         return trial(self.recorder, self.subject, self.sample_tested, method) if by_rules else None
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:

@@ -1,6 +1,6 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -100,6 +100,11 @@ class Fold:
         self.heads: list[int] | None = None  # the heads that were chosen; None for all
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
+
+    @classmethod
+    def kind_with(cls, options: Mapping[str, Any]) -> str:
+        """What it is handed with these options."""
+        return cls.declaration.kind
 
     @property
     def frames(self) -> dict[str, Frame]:
@@ -312,6 +317,10 @@ class Method:
     @property
     def declaration(self) -> Declaration:
         return REGISTRY[self.name].declaration
+
+    @property
+    def kind(self) -> str:
+        return REGISTRY[self.name].kind_with(dict(self.options))
 
     @property
     def own_options(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ PASSES: dict[str, Run] = {"tape": from_tape, "path": from_path, "rules": from_ru
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
     """All methods on one batch, those of one kind together, in the order in which they were asked for."""
     found: dict[int, dict[str, Scores]] = {}
-    for kind in dict.fromkeys(reading.method.declaration.kind for reading in readings):
-        places = [i for i, reading in enumerate(readings) if reading.method.declaration.kind == kind]
+    for kind in dict.fromkeys(reading.method.kind for reading in readings):
+        places = [i for i, reading in enumerate(readings) if reading.method.kind == kind]
         parts = PASSES[kind](recorder, plan, [readings[i] for i in places], tested)
         found |= dict(zip(places, parts, strict=True))
     return [found[i] for i in range(len(readings))]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import Refusal
 from clearhead.methods.base import Method, Scores
-from clearhead.methods.under_rules import UnderRules
+from clearhead.methods.under_rules import ByRules
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest, starting
@@ -72,8 +72,8 @@ def from_rules(
 
 @dataclass(frozen=True)
 class Trial:
-    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules (None
-    if it can), and whether samples of a batch stay apart under them."""
+    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules
+    (None if it can), and whether samples of a batch stay apart under them."""
 
     why_not: str | None
     keeps_apart: bool
@@ -102,8 +102,8 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
     return known[key]
 
 
-def _fold(reading: Reading) -> UnderRules:
-    return cast(UnderRules, reading.any_fold)
+def _fold(reading: Reading) -> ByRules:
+    return cast(ByRules, reading.any_fold)
 
 
 def _place(call: Call) -> tuple[str, str, int]:
