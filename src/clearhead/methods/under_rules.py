@@ -5,7 +5,11 @@ from typing import ClassVar
 from clearhead.methods.base import AcrossFold, Fold
 from clearhead.rules.family import Family
 
-PATENTS = "Others claim patents on layer-wise relevance propagation: whether your use is allowed is yours to find out."
+PATENTS = (
+    "Others claim patents on layer-wise relevance propagation: the documentation of LXT, an implementation of AttnLRP, "
+    "says that LRP is patented, and free of charge for personal and scientific use only. The licence of clearhead is "
+    "about its code, and grants no rights that others hold."
+)
 
 
 class ByRules:
