@@ -169,10 +169,14 @@ def _check(recorder: Recorder, plan: Plan, family: Family) -> None:
 
 @contextmanager
 def _refusing(readings: Sequence[Reading], plan: Plan) -> Iterator[None]:
-    """Say for whom an operation has no rule."""
+    """Say for whom an operation has no rule, or changes in place what a rule needs afterwards."""
+    subject, name = plan.subject, readings[0].method.name
     try:
         yield
     except NoRule as problem:
-        subject = plan.subject
-        name = readings[0].method.name
         raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {problem}") from None
+    except RuntimeError as problem:
+        if "inplace operation" not in str(problem):
+            raise
+        why = "an operation in place changes what a rule of relevance propagation needs"
+        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {why}") from problem
