@@ -1,5 +1,5 @@
 """Partial LRP, Transformer Attribution and Generic Attention by relevance where streams look at each other: authors'
-numbers for LXMERT and VisualBERT, and the laws."""
+numbers for LXMERT, VisualBERT and DETR, and the laws."""
 
 from functools import cache
 from typing import Any
@@ -13,6 +13,7 @@ from clearhead import Method
 from tests import dual_models, joint_models
 from tests.subjects.test_co_attention import CASES, DATA, ORIGINALS, gap, given, published
 from tests.subjects.test_co_attention import arrays as inputs_of
+from tests.subjects.test_detection import TestAuthors as Detection
 
 LXMERT = {
     "transformer_attr": "transformer-attribution",
@@ -35,7 +36,7 @@ def arrays(model: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.mark.parametrize("model", ["lxmert", "visual_bert"])
+@pytest.mark.parametrize("model", ["lxmert", "visual_bert", "detr"])
 def test_copies_are_the_originals(model: str) -> None:
     if not ORIGINALS.is_dir():
         pytest.skip(f"{ORIGINALS} is absent: only the copies are here")
@@ -62,6 +63,19 @@ def test_visual_bert_gives_the_authors_scores(case: str, which: str, theirs: str
     e = published("visual_bert").explain(inputs, VISUAL_BERT[theirs], target=target, profile="mm_visualbert")
     ours = np.concatenate([e["text"].scores, e["regions"].scores])
     assert gap(ours, arrays("visual_bert")[f"{case}/{which}/{theirs}"][0]) < 1e-9
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize("query", ["q0_pred", "q3_pred", "q5_c2"])
+def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
+    """Of the last layer in which queries look at the picture."""
+    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
+    index, label = (int(arrays("detr")[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
+    known = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
+    target = clearhead.Query(index, label)
+    found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
+    for method, theirs in known.items():
+        assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
 
 
 METHODS: list[Any] = ["partial-lrp", "transformer-attribution", "lrp", "attn-lrp", Method("generic", lrp=True)]

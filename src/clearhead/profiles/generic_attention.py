@@ -48,12 +48,15 @@ register_profile(
         name="mm_detr",
         source=_MM,
         differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and what is then NaN of a "
-        "layer's addition (all of it, as a rule) is left out.",
+        "layer's addition (all of it, as a rule) is left out; partial LRP's whole map, negative or not, is brought to "
+        "0…1 before its row is read.",
         methods={
             "generic": Settings({"guard": "additions"}),
             "attention": Settings(),
             "rollout": Settings(),
             "attention-gradcam": Settings(),
+            "partial-lrp": Settings({"rules": "ours", "scaled": True}),
+            "transformer-attribution": Settings(),
         },
     )
 )
