@@ -272,7 +272,7 @@ class Explainer:
 
     def _keeps_apart(self, method: Method) -> bool:
         """Whether a method computes the same for a sample in a batch as for the sample by itself."""
-        by_rules = method.declaration.kind == "rules"
+        by_rules = method.kind == "rules"
         return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:

@@ -177,7 +177,11 @@ def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
 
 def allowed(method: str, subject: str, dtype: torch.dtype = torch.float64) -> float:
     """What rounding may do to this method's scores."""
-    return tolerance(subject, dtype) * REGISTRY[method].declaration.amplifies
+    return amplified(method, tolerance(subject, dtype))
+
+
+def amplified(method: str, within: float) -> float:
+    return within * REGISTRY[method].declaration.amplifies
 
 
 def gap(one: Any, other: Any, size: float = 0.0) -> float:

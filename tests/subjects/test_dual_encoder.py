@@ -20,7 +20,7 @@ from clearhead.subjects.base import Given, How
 from tests import dual_models, models
 from tests.dual_models import NAMES, TEXTS
 from tests.laws import snapshot
-from tests.laws.cases import assert_alike, gap, with_few
+from tests.laws.cases import amplified, assert_alike, gap, with_few
 from tests.replicas import dual_encoder as replica
 
 DATA = Path(__file__).parents[1] / "data" / "parity" / "clip"
@@ -40,7 +40,12 @@ def assert_same(one: Any, other: Any) -> None:
     """Two joint explanations are the same up to rounding, stream by stream."""
     assert one.streams == other.streams
     for stream in one.streams:
-        assert_alike(one[stream], other[stream], 10 * WITHIN, float(np.abs(other[stream].scores).max()))
+        assert_close(one[stream], other[stream])
+
+
+def assert_close(one: Any, other: Any) -> None:
+    within = amplified(other.provenance["method"], 10 * WITHIN)
+    assert_alike(one, other, within, float(np.abs(other.scores).max()))
 
 
 # -- as published
@@ -447,7 +452,7 @@ def test_the_text_beside_a_sound() -> None:
     for i, (text, sound) in enumerate(zip(TEXTS, heard, strict=True)):
         for method, alone in ex.explain(text=text, audio=sound, method=few).items():
             assert alone.stream == "text" and alone.target["scale"] == "cosine"
-            assert_alike(together[method][i], alone, 10 * WITHIN, float(np.abs(alone.scores).max()))
+            assert_close(together[method][i], alone)
     held = ex.explain(text=TEXTS[0], audio=heard[0], target=Contrast(None, TEXTS[2]), scale="logit")
     made = sounds(heard[0], sampling_rate=8000, return_tensors="pt")
     words = tokenizer([TEXTS[0], TEXTS[2]], padding=True, return_tensors="pt")
@@ -474,7 +479,7 @@ def test_the_picture_half_as_a_classifier(name: str, before: int) -> None:
     together = ex.explain(PICTURES, method=methods)
     for i, picture in enumerate(PICTURES):
         for method, alone in ex.explain(picture, method=methods).items():
-            assert_alike(together[method][i], alone, 10 * WITHIN, float(np.abs(alone.scores).max()))
+            assert_close(together[method][i], alone)
     assert len(alone) == 16 + before and alone.units.grid == (4, 4)
     assert alone.certificate["readout"] == "patches" and together["generic"][0].certificate["readout_checked"]
     pixels = ex.subject.processor(PICTURES[0], return_tensors="pt")["pixel_values"].double()

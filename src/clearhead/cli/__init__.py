@@ -232,6 +232,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
             "taxonomy": told.taxonomy,
             "axioms": list(told.axioms),
             "citation": told.citation,
+            "note": told.note,
         }
         if applies:
             line |= {"applies": applies[name].applies, "why_not": applies[name].why_not}
@@ -241,6 +242,8 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
         return
     columns = ["method", "family", "signed", "cost", "asks", "taxonomy", *(["applies"] if applies else [])]
     put.print_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
+    for note in dict.fromkeys(line["note"] for line in table if line["note"]):
+        print(f"{', '.join(line['method'] for line in table if line['note'] == note)}: {note}")
 
 
 @app.command(

@@ -1,6 +1,6 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import ceil, floor
 from operator import index
@@ -115,6 +115,11 @@ class Fold:
         self.heads: list[int] | None = None  # the heads that were chosen; None for all
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
+
+    @classmethod
+    def kind_with(cls, options: Mapping[str, Any]) -> str:
+        """What it is handed with these options."""
+        return cls.declaration.kind
 
     @property
     def frames(self) -> dict[str, Frame]:
@@ -327,6 +332,10 @@ class Method:
     @property
     def declaration(self) -> Declaration:
         return REGISTRY[self.name].declaration
+
+    @property
+    def kind(self) -> str:
+        return REGISTRY[self.name].kind_with(dict(self.options))
 
     @property
     def own_options(self) -> dict[str, Any]:

@@ -5,11 +5,13 @@
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
 lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern; here only `aggregate` counts (without it R is replaced, not added to), and `fusion`.
+concern; here only `aggregate` counts (without it R is replaced, not added to), `fusion`, and `lrp`, the authors'
+ablation: the relevance of A_l by rules of propagation (`rules/relevance.py`) in place of A_l.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
+from clearhead.rules.relevance import Relevance
 
 #: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
 #: NaN, and additions that hold NaN are left out (the authors' DETR) or are not (their LXMERT).
@@ -44,12 +47,20 @@ class Generic(Fold):
     within: bool = True
     guard: Guard = "rows"
     fusion: Fusion = of_authors("clamp, mean")
+    lrp: bool = of_authors(False)
+
+    beside: ClassVar[bool] = True
+    family: ClassVar[Relevance] = Relevance()
+
+    @classmethod
+    def kind_with(cls, options: Mapping[str, Any]) -> str:
+        return "rules" if options.get("lrp") else "tape"
 
     def begin(self) -> None:
         self.rows = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, relevance_of(call, self.fusion))
+        added = push(self.rows, relevance_of(call, self.fusion, self.lrp))
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added
@@ -61,8 +72,10 @@ class Generic(Fold):
         return found if self.fusion == "clamp, mean" else replace(found, per_head=None)  # heads were joined before
 
 
-def relevance_of(call: Call, fusion: Fusion) -> Float[Tensor, "batch head query key"]:
+def relevance_of(call: Call, fusion: Fusion, lrp: bool = False) -> Float[Tensor, "batch head query key"]:
     """Head by head where each is clamped by itself, else one map for all."""
+    if lrp:
+        call = replace(call, attention=call.relevance)
     if fusion == "clamp, mean":
         return call.positive
     assert call.attention is not None and call.attention_gradient is not None

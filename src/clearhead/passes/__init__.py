@@ -54,14 +54,14 @@ KINDS: dict[str, Kind] = {
 
 def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
     """Why what a method is handed cannot be had from this model; None if it can."""
-    return KINDS[method.declaration.kind].why_not(recorder, subject, sample, method)
+    return KINDS[method.kind].why_not(recorder, subject, sample, method)
 
 
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
     """All methods on one batch, those of one kind together, in the order in which they were asked for."""
     found: dict[int, dict[str, Scores]] = {}
-    for kind in dict.fromkeys(reading.method.declaration.kind for reading in readings):
-        places = [i for i, reading in enumerate(readings) if reading.method.declaration.kind == kind]
+    for kind in dict.fromkeys(reading.method.kind for reading in readings):
+        places = [i for i, reading in enumerate(readings) if reading.method.kind == kind]
         with passes_of(kind, len(plan.samples), plan.width):
             parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
         found |= dict(zip(places, parts, strict=True))

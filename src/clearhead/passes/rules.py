@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import Refusal
 from clearhead.methods.base import Method, Scores
-from clearhead.methods.under_rules import UnderRules
+from clearhead.methods.under_rules import ByRules
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest, starting
@@ -106,8 +106,8 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
     return known[key]
 
 
-def _fold(reading: Reading) -> UnderRules:
-    return cast(UnderRules, reading.any_fold)
+def _fold(reading: Reading) -> ByRules:
+    return cast(ByRules, reading.any_fold)
 
 
 def _place(call: Call) -> tuple[str, str, int]:
@@ -173,10 +173,14 @@ def _check(recorder: Recorder, plan: Plan, family: Family) -> None:
 
 @contextmanager
 def _refusing(readings: Sequence[Reading], plan: Plan) -> Iterator[None]:
-    """Say for whom an operation has no rule."""
+    """Say for whom an operation has no rule, or changes in place what a rule needs afterwards."""
+    subject, name = plan.subject, readings[0].method.name
     try:
         yield
     except NoRule as problem:
-        subject = plan.subject
-        name = readings[0].method.name
         raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {problem}") from None
+    except RuntimeError as problem:
+        if "inplace operation" not in str(problem):
+            raise
+        why = "an operation in place changes what a rule of relevance propagation needs"
+        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {why}") from problem

@@ -18,13 +18,16 @@ register_profile(
     Profile(
         name="mm_lxmert",
         source=_MM,
-        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and stays so; the score of "
-        "the token that is read is set to zero.",
+        differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and stays so; partial "
+        "LRP's whole map, negative or not, is brought to 0…1 before its row is read; the score of the token that is "
+        "read is set to zero.",
         methods={
             "generic": Settings({"guard": "none"}, finish=own_entry_zero),
             "attention": Settings(finish=own_entry_zero),
             "rollout": Settings(finish=own_entry_zero),
             "attention-gradcam": Settings(finish=own_entry_zero),
+            "partial-lrp": Settings({"rules": "ours", "scaled": True}, finish=own_entry_zero),
+            "transformer-attribution": Settings(finish=own_entry_zero),
         },
     )
 )
@@ -33,14 +36,17 @@ register_profile(
     Profile(
         name="mm_visualbert",
         source=_MM,
-        differs="Rollout is not halved layer by layer; GradCAM's whole map is brought to 0…1 before its row is read "
-        "(NaN where the clamp leaves nothing of it); padding is part of the maps; the score of the token that is read "
-        "is set to zero.",
+        differs="Rollout is not halved layer by layer; the whole map of GradCAM and of partial LRP is brought to 0…1 "
+        "before its row is read (NaN where a clamp leaves nothing of it); a mask is added to attention also where "
+        "nothing is masked, and takes its 1e-9 of the relevance; padding is part of the maps; the score of the token "
+        "that is read is set to zero.",
         methods={
             "generic": Settings(finish=own_entry_zero),
             "attention": Settings(finish=own_entry_zero),
             "rollout": Settings({"half": False}, finish=own_entry_zero),
             "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
+            "partial-lrp": Settings({"rules": "ours", "scaled": True, "mask": True}, finish=own_entry_zero),
+            "transformer-attribution": Settings({"mask": True}, finish=own_entry_zero),
         },
         padding=True,
     )
@@ -51,12 +57,15 @@ register_profile(
         name="mm_detr",
         source=_MM,
         differs="A row of relevance that is zero becomes NaN when it is divided by its sum, and what is then NaN of a "
-        "layer's addition (all of it, as a rule) is left out.",
+        "layer's addition (all of it, as a rule) is left out; partial LRP's whole map, negative or not, is brought to "
+        "0…1 before its row is read.",
         methods={
             "generic": Settings({"guard": "additions"}),
             "attention": Settings(),
             "rollout": Settings(),
             "attention-gradcam": Settings(),
+            "partial-lrp": Settings({"rules": "ours", "scaled": True}),
+            "transformer-attribution": Settings(),
         },
     )
 )

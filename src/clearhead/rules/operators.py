@@ -34,7 +34,7 @@ MOVES = _names("""
     expand expand_as broadcast_to broadcast_tensors repeat repeat_interleave tile meshgrid
     split split_with_sizes tensor_split chunk unbind cat concat stack hstack vstack
     __getitem__ select narrow index_select gather take_along_dim masked_select
-    where masked_fill masked_scatter pad pixel_shuffle pixel_unshuffle
+    where masked_fill masked_scatter pad pixel_shuffle pixel_unshuffle max_pool1d max_pool2d
     clone to type type_as float double half bfloat16 cpu cuda detach
     __get__ __set__ __iter__ requires_grad_ register_hook retain_grad
 """)
