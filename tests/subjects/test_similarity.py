@@ -26,6 +26,7 @@ PAIRS = [
 NAMES = ("bert", "albert", "roberta", "modernbert", "deberta")
 #: ModernBERT's softmax is float32's even in a float64 model.
 WITHIN = {"modernbert": 1e-5}
+DRAWING = ("random", "kernel-shap", "lime", "gradient-shap", "smoothgrad")
 
 
 @cache
@@ -74,7 +75,9 @@ def test_generic_is_the_slow_twins(pooling: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_batched_is_single_and_the_texts_may_change_places(name: str) -> None:
-    ex, methods, within = explainer(name), sorted(REGISTRY), WITHIN.get(name, 1e-9)
+    ex, within = explainer(name), WITHIN.get(name, 1e-9)
+    methods = [line.name for line in ex.methods() if line.applies]
+    assert set(methods) >= REGISTRY.keys() - ({"value-zeroing"} if name == "deberta" else set())
     together = ex.explain(PAIRS, method=methods)
     turned = ex.explain([(two, one) for one, two in PAIRS], method=methods)
     for i, texts in enumerate(PAIRS):
@@ -82,7 +85,7 @@ def test_batched_is_single_and_the_texts_may_change_places(name: str) -> None:
             for stream, swapped in (("text", "other"), ("other", "text")):
                 size = float(np.abs(alone[stream].scores).max())
                 assert_alike(together[method][i][stream], alone[stream], within, size)
-                if method != "random":  # its numbers are keyed by the whole input
+                if method not in DRAWING:  # whose numbers are keyed by the whole input
                     assert gap(turned[method][i][swapped].scores, alone[stream].scores, size) < within
 
 
