@@ -43,12 +43,16 @@ def why_not(subject: Subject, sample: Sample) -> str | None:
     for units in parts:
         if subject.readers and units.stream not in subject.readers and all(units.special):
             continue  # part of the model, and no input
-        if not _known(*subject.readers.get(units.stream, (subject, None)), sample, units):
-            return f"it is not known how units of the input of {name} are taken away: that is for texts and pictures"
+        reader, leaf = subject.readers.get(units.stream, (subject, ""))
+        if not _known(reader, leaf, sample, units):
+            return (
+                f"it is not known how units of the input of {name} are taken away: that is for texts that a tokenizer "
+                "of transformers reads, and for pictures"
+            )
     return None
 
 
-def _known(reader: Any, leaf: str | None, sample: Sample, units: Units) -> bool:
+def _known(reader: Any, leaf: str, sample: Sample, units: Units) -> bool:
     """Whether a stream is a picture of pixels in rows, or a text with as many numbers as units."""
     if units.grid is not None:
         pixels = sample.inputs.get(leaf or "pixel_values")
