@@ -239,4 +239,4 @@ def test_what_a_model_without_a_tokenizer_does_not_know() -> None:
 def test_several_streams_are_refused() -> None:
     ex = joint_models.explainer("visual_bert")
     line = next(line for line in ex.methods() if line.name == "occlusion")
-    assert not line.applies and "one stream of input" in line.why_not
+    assert not line.applies and "(text, regions) are taken away together" in line.why_not

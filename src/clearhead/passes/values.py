@@ -54,12 +54,10 @@ class _Played:
     """One method at work on one input with one target."""
 
     def __init__(self, reading: Reading, plan: Plan, i: int) -> None:
-        ((self.stream, fold),) = reading.folds.items()
+        fold = next(iter(reading.folds.values()))  # the same for every stream: all of them play one game
         assert isinstance(fold, Perturbation)
-        sample = plan.samples[i]
-        picture = next(iter(sample.axes.values())).parts[0].grid is not None
-        self.place, unit = i, fold.unit or (fold.pictures if picture else None)
-        self.players = players_of(plan.subject, sample, unit, fold.replacement)
+        self.place = i
+        self.players = players_of(plan.subject, plan.samples[i], fold.unit, fold.replacement, fold.pictures)
         own = Game(self.players.count, fold.frame.seeds[i], self.players.windows, self.players.hierarchy)
         self.play: Play = fold.play(own)
         self.asked: Bool[Tensor, "coalition player"] | None = next(self.play)
@@ -96,6 +94,10 @@ class _Group:
         inputs = self.sample.inputs
         pixels = tuple(getattr(inputs.get("pixel_values"), "shape", ()))
         return (len(self.targets), pixels, tuple(sorted(inputs)), self.sample.alike)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(len(axis) for axis in self.sample.axes.values())
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Worth:
         exact = getattr(getattr(self.subject.model, "config", None), "pad_token_id", None) is None
 
         def alike(one: _Asked) -> tuple[Any, ...]:
-            return (*one.group.alike, one.length if exact else 0)
+            return (*one.group.alike, (*one.group.lengths, one.length) if exact else ())
 
         batch: list[_Asked] = []
         for one in sorted(asked, key=lambda one: (alike(one), one.length)):
@@ -171,28 +173,30 @@ def _content(sample: Sample) -> Any:
 
 
 def _scores(games: Sequence[_Played], reading: Reading, plan: Plan) -> dict[str, Scores]:
-    stream = games[0].stream
-    frame = reading.folds[stream].frame
-    scores = torch.zeros(frame.valid.shape, dtype=torch.float64)
+    """The scores along each axis; what was measured is about all of them together."""
+    scores = {stream: torch.zeros(fold.frame.valid.shape).double() for stream, fold in reading.folds.items()}
     checks: dict[str, list[float]] = {"evaluations": [len(game.seen) for game in games]}
     for game in games:
         shares = game.shares
-        own = game.players.spread(shares.scores)
-        scores[game.place, : len(own)] = own if shares.stays is None else own + game.players.beside(shares.stays)
+        for stream, own in game.players.by_axis(shares.scores, shares.stays).items():
+            scores[stream][game.place, : len(own)] = own
         for name, value in (shares.checks or {}).items():
             checks.setdefault(name, []).append(value)
     bases = [game.shares.base_value for game in games if game.shares.base_value is not None]
     base, adds_up = torch.tensor(bases, dtype=torch.float64), len(bases) == len(games)
     if adds_up:
-        gap = (base + scores.sum(1) - plan.values.double().cpu()).abs()
-        checks["completeness_gap"] = (gap / scores.abs().amax(1).clamp(min=1e-30)).tolist()
-    made = Scores(
-        scores[:, None].to(frame.readout),
-        base_value=base.to(frame.readout) if adds_up else None,
-        checks={name: torch.tensor(values, dtype=torch.float64) for name, values in checks.items()},
-        chosen={
-            "replacement": [game.players.replacement for game in games],
-            "players": [game.players.unit for game in games],
-        },
-    )
-    return {stream: made}
+        every = torch.cat(list(scores.values()), dim=1)
+        gap = (base + every.sum(1) - plan.values.double().cpu()).abs()
+        checks["completeness_gap"] = (gap / every.abs().amax(1).clamp(min=1e-30)).tolist()
+    return {
+        stream: Scores(
+            part[:, None].to(reading.folds[stream].frame.readout),
+            base_value=base.to(reading.folds[stream].frame.readout) if adds_up else None,
+            checks={name: torch.tensor(values, dtype=torch.float64) for name, values in checks.items()},
+            chosen={
+                "replacement": [game.players.replacement for game in games],
+                "players": [game.players.unit for game in games],
+            },
+        )
+        for stream, part in scores.items()
+    }

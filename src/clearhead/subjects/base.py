@@ -224,6 +224,11 @@ class Subject(ABC):
         return sample
 
     @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        """Of a model of several streams: what reads each (it has `words`, or patches), and the input it reads."""
+        return {}
+
+    @property
     def learned(self) -> Sequence[nn.Parameter]:
         """Learned vectors that attention starts from beside the input, such as a detector's object queries."""
         return ()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -215,6 +216,12 @@ class TextToText(EncoderDecoder):
         kept = part.get("decoder_attention_mask")
         prefix = prefix if kept is None else prefix[kept != 0]
         return replace(self.with_prefix(sample, prefix.tolist()), given=len(prefix) > 1)
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        about = {"model": self.model, "model_class": self.model_class, "readout": None}
+        source, said = (SimpleNamespace(words=words, **about) for words in (self.reader, self.words))
+        return {self.stream: (source, "input_ids"), self.speaking: (said, "decoder_input_ids")}
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return "input_ids", "decoder_input_ids"

@@ -36,6 +36,24 @@ class Hierarchy:
         return found
 
 
+def together(trees: Sequence[Hierarchy], counts: Sequence[int]) -> Hierarchy:
+    """Trees side by side, joined at the top; each has so many players, and numbers them from 0."""
+    leaves: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    total, player, tops = sum(len(tree.leaves) for tree in trees), 0, list[int]()
+    for tree, count in zip(trees, counts, strict=True):
+        first, inner = len(leaves), total + len(pairs)
+        nodes = [*range(first, first + len(tree.leaves)), *range(inner, inner + len(tree.pairs))]
+        leaves += [leaf if leaf < 0 else leaf + player for leaf in tree.leaves]
+        pairs += [(nodes[a], nodes[b]) for a, b in tree.pairs]
+        tops.append(nodes[tree.root])
+        player += count
+    while len(tops) > 1:
+        pairs.append((tops[0], tops[1]))
+        tops = [total + len(pairs) - 1, *tops[2:]]
+    return Hierarchy(tuple(leaves), tuple(pairs))
+
+
 def of_words(units: Units, players: Sequence[int]) -> Hierarchy:
     """Neighbours joined greedily as shap's masker for texts does: pieces of words first, across sentences last."""
     tokens, separators = _tokens(units)

@@ -250,6 +250,10 @@ class Similarity(Pairs):
         second = {f"{OTHER}{name}": part for name, part in self.reads.collate(others).items()}
         return {**self.reads.collate(texts), **second}
 
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self.reads, "input_ids"), "other": (self.reads, f"{OTHER}input_ids")}
+
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return "input_ids", f"{OTHER}input_ids"
 
