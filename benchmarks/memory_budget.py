@@ -1,0 +1,105 @@
+"""All methods on 256 inputs of mixed length within a memory budget: peak memory of the process, and equal results.
+
+    python benchmarks/memory_budget.py                       # zoo:sentiment, 2GiB, 256 inputs
+    python benchmarks/memory_budget.py --memory 200MiB --inputs 64
+
+Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often). Each
+run is a process of its own; its peak is that of the system's own account (RSS), and what it holds before it begins
+(Python, torch, the model) is given beside it. The results of runs with and without a budget are compared.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+#: Fewer evaluations than by default: as much is held at a time.
+FEWER = {
+    "shap": {"evaluations": 60},
+    "kernel-shap": {"evaluations": 60},
+    "lime": {"evaluations": 60},
+    "integrated-gradients": {"steps": 8},
+    "gradient-shap": {"draws": 4},
+    "smoothgrad": {"draws": 4},
+}
+SENTENCE = (
+    "this film is a quiet and wonderful story about two people who never say what they mean , and I could not look "
+    "away for a moment ; the music , the light and the faces stay with you long after the boring parts are forgotten"
+)
+
+
+def texts(count: int) -> list[str]:
+    """From 3 words to some 200, drawn with a seed."""
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.uniform(np.log(3), np.log(200), count)).astype(int)
+    return [" ".join(rng.choice(SENTENCE.split(), length)) for length in lengths]
+
+
+def resident() -> float:
+    """MiB that the process takes now, and took at most, by the system's account."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def one_run(model: str, count: int, memory: str | None, skip: list[str]) -> None:
+    import clearhead
+    from clearhead.methods import REGISTRY
+
+    ex = clearhead.load(model)
+    names = [line.name for line in ex.methods() if line.applies and line.name not in skip]
+    known = {name: set(clearhead.Method.option_names(name)) for name in REGISTRY}
+    fewer = {name: {key: n for key, n in FEWER.get(name, {}).items() if key in known[name]} for name in names}
+    methods = [clearhead.Method(name, **fewer[name]) for name in names]
+    ex.explain("warm up", methods)
+    before, started = resident(), time.perf_counter()
+    found = ex.explain(texts(count), methods, memory=memory)
+    taken = time.perf_counter() - started
+    scores = {name: [e.scores.tolist() for e in es] for name, es in found.items()}
+    print(json.dumps({"before": before, "peak": resident(), "seconds": taken, "scores": scores}))
+
+
+def run(arguments: argparse.Namespace, memory: str | None) -> dict:
+    command = [sys.executable, __file__, "--model", arguments.model, "--inputs", str(arguments.inputs), "--one"]
+    command += ["--skip", *arguments.skip] if arguments.skip else []
+    command += ["--memory", memory] if memory else ["--free"]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def worst_gap(one: dict, other: dict) -> float:
+    gaps = [0.0]
+    for name, rows in one.items():
+        size = max(np.abs(row).max() for row in rows)
+        gaps += [float(np.abs(np.subtract(a, b)).max() / size) for a, b in zip(rows, other[name], strict=True)]
+    return max(gaps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="zoo:sentiment")
+    parser.add_argument("--inputs", type=int, default=256)
+    parser.add_argument("--memory", default="2GiB")
+    parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--free", action="store_true", help="without a budget")
+    arguments = parser.parse_args()
+    if arguments.one:
+        one_run(arguments.model, arguments.inputs, None if arguments.free else arguments.memory, arguments.skip)
+        return
+    kept = run(arguments, arguments.memory)
+    free = run(arguments, None)
+    print(f"{len(kept['scores'])} methods on {arguments.inputs} texts of 3 to 200 words, {arguments.model}")
+    for name, one in ((f"memory={arguments.memory}", kept), ("without a budget", free)):
+        print(
+            f"{name:20} peak {one['peak']:7,.0f} MiB, of which {one['before']:,.0f} before it began: "
+            f"{one['peak'] - one['before']:6,.0f} MiB more; {one['seconds']:.0f} s"
+        )
+    gap = worst_gap(kept["scores"], free["scores"])
+    print(f"largest difference of scores, relative to the method's largest: {gap:.1e}")
+
+
+if __name__ == "__main__":
+    main()
