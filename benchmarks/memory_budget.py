@@ -19,12 +19,16 @@ import numpy as np
 
 #: Fewer evaluations than by default: as much is held at a time.
 FEWER = {
-    "shap": {"evaluations": 60},
-    "kernel-shap": {"evaluations": 60},
-    "lime": {"evaluations": 60},
-    "integrated-gradients": {"steps": 8},
-    "gradient-shap": {"draws": 4},
-    "smoothgrad": {"draws": 4},
+    "shap": {"evaluations": 40},
+    "kernel-shap": {"evaluations": 40},
+    "lime": {"evaluations": 40},
+    "integrated-gradients": {"steps": 4},
+    "gradient-shap": {"samples": 4},
+    "smoothgrad": {"samples": 4},
+    "beyond-intuition-head": {"steps": 4},
+    "beyond-intuition-token": {"steps": 4},
+    "tam": {"steps": 4},
+    "flow": {"layers": (-2, None)},
 }
 SENTENCE = (
     "this film is a quiet and wonderful story about two people who never say what they mean , and I could not look "
@@ -46,13 +50,10 @@ def resident() -> float:
 
 def one_run(model: str, count: int, memory: str | None, skip: list[str]) -> None:
     import clearhead
-    from clearhead.methods import REGISTRY
 
     ex = clearhead.load(model)
     names = [line.name for line in ex.methods() if line.applies and line.name not in skip]
-    known = {name: set(clearhead.Method.option_names(name)) for name in REGISTRY}
-    fewer = {name: {key: n for key, n in FEWER.get(name, {}).items() if key in known[name]} for name in names}
-    methods = [clearhead.Method(name, **fewer[name]) for name in names]
+    methods = [clearhead.Method(name, **FEWER.get(name, {})) for name in names]
     ex.explain("warm up", methods)
     before, started = resident(), time.perf_counter()
     found = ex.explain(texts(count), methods, memory=memory)
