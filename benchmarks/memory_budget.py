@@ -97,9 +97,8 @@ def main() -> None:
         return
     kept = run(arguments, arguments.memory)
     free = run(arguments, None)
-    print(
-        f"{len(kept['scores'])} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}"
-    )
+    count = len(kept["scores"])
+    print(f"{count} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     for name, one in ((f"memory={arguments.memory}", kept), ("without a budget", free)):
         print(
             f"{name:20} peak {one['peak']:7,.0f} MiB, of which {one['before']:,.0f} before it began: "
