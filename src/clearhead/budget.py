@@ -11,7 +11,7 @@ run again with fewer rows. What comes out does not depend on it.
 import re
 import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from clearhead.errors import InputError
 
@@ -68,10 +67,10 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         given: set[int] | None = None
-        for part in (made,) if isinstance(made, Tensor) else tree_iter(made):
+        for part in made if isinstance(made, list | tuple) else (made,):
             if isinstance(part, Tensor) and part.layout is torch.strided and (key := _key(part)) not in self.known:
                 if given is None:  # a view of a weight takes nothing
-                    given = {_key(one) for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)}
+                    given = set(_keys(args)) | set(_keys((kwargs or {}).values()))
                 if key not in given:
                     self._count(part, key)
         return made
@@ -89,6 +88,14 @@ class Meter(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.live -= size
+
+
+def _keys(parts: Iterable[Any]) -> Iterator[int]:
+    for part in parts:
+        if isinstance(part, Tensor):
+            yield _key(part)
+        elif isinstance(part, list | tuple):
+            yield from _keys(part)
 
 
 def _key(part: Tensor) -> int:

@@ -4,7 +4,7 @@ Authors zero [CLS], cut it off, or scale a map to 0…1 before they hand it over
 that the scores themselves can stay raw. What cannot be compared, and why:
 
 - GradCAM of a ViT: the authors weigh a head by the gradients of the [CLS] row at the patches, here (as they do for
-  BERT) by those of the whole map. Their map is rebuilt from our tape instead.
+  BERT) by those of the whole map. Their map is rebuilt from our tape; `region="row"` does it (test_attention_gradcam).
 - Beyond Intuition's `genattr` of a ViT takes the mean over heads before the clamp, Generic Attention after it.
 - Its mean-pooled ("mae") maps belong to a model with another head, except rollout, which does not look at the head.
 """

@@ -25,7 +25,7 @@ PAIRS = [
 NAMES = ("bert", "albert", "roberta", "modernbert", "deberta")
 #: ModernBERT's softmax is float32's even in a float64 model.
 WITHIN = {"modernbert": 1e-5}
-DRAWING = ("random", "kernel-shap", "lime", "gradient-shap", "smoothgrad")
+DRAWING = ("random", "kernel-shap", "shap", "lime", "gradient-shap", "smoothgrad", "deeplift-shap")
 
 
 @cache
