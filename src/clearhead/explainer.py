@@ -233,9 +233,9 @@ class Explainer:
             return reason
         if method.declaration.kind == "values" and (reason := why_not_hidden(self.subject, self.sample_tested)):
             return reason
-        if method.declaration.kind == "reference" and not method.option("captum"):
-            if reason := why_no_rule(self.recorder, self.subject, self.sample_tested):
-                return reason
+        ruled = method.declaration.kind == "reference" and not method.option("captum")
+        if ruled and (reason := why_no_rule(self.recorder, self.subject, self.sample_tested)):
+            return reason
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
                 return reason

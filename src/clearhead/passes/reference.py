@@ -4,7 +4,7 @@ The class explained is the one of the input itself. What several methods want to
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -97,7 +97,7 @@ class Against:
         tape = self._pass(nullcontext() if captum else self.watched, plan, None)
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in (tape.inputs or {}).items()}
         words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
-        self.baselines = Baselines(plan, self.inputs, words, recorder)
+        self.baselines = Baselines(_flattened(plan, self.inputs, words), self.inputs, words, recorder)
         self.draws = Draws(plan, self.inputs, words, self.baselines, recorder)
         targets = [self._pinned(i, target) for i, target in enumerate(plan.targets)]
         each = [[targets[step * plan.size + i] for step in range(plan.steps)] for i in range(plan.size)]
@@ -125,7 +125,8 @@ class Against:
         return self.baselines.of(reference.baseline, leaf)
 
     def _pinned(self, i: int, target: Target) -> Target:
-        if target.custom is not None or self.plan.scores is None:
+        # a subject's own kind of target (how alike two inputs are) has no class that could be another one
+        if type(target) is not Target or target.custom is not None or self.plan.scores is None:
             return target
         return Pinned(target.wanted, target.scale, target.classes(self.plan.scores[i], self.plan.subject))
 
@@ -151,6 +152,14 @@ class Against:
             rows=None if watching else plan.rows,
             vectors=vectors,
         )
+
+
+def _flattened(plan: Plan, inputs: Mapping[str, Tensor], words: Sequence[str]) -> Plan:
+    """The same plan with a row of words for each row of vectors: where texts are chosen between, a batch has an axis
+    of choices, which the model flattens before it looks words up."""
+    own = copy(plan)
+    own.batch = {**plan.batch, **{leaf: plan.batch[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in words}}
+    return own
 
 
 def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:

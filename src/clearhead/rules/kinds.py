@@ -1,6 +1,7 @@
 """Which operations have which of DeepLIFT's rules, which are linear as they are, and which are made of others."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,20 @@ RULES: dict[str, Callable[..., Ruled | None]] = {}
 COMPOSED: dict[str, Callable[..., Callable[[], Tensor] | None]] = {}
 #: Operations that are linear in all that depends on the input together.
 LINEAR = MOVES | frozenset(
-    """add __add__ __radd__ sub __sub__ __rsub__ subtract rsub neg negative __neg__ mean sum cumsum diff tril triu
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d avg_pool1d avg_pool2d adaptive_avg_pool1d
-    adaptive_avg_pool2d interpolate fold real imag view_as_complex view_as_real ravel copy_ masked_fill_ index_fill
-    index_put index_put_ index_add index_add_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_
-    masked_scatter_ squeeze_ unsqueeze_ transpose_ t_ dstack column_stack""".split()
+    (
+        *("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "subtract", "rsub", "neg", "negative", "__neg__"),
+        *("mean", "sum", "cumsum", "diff", "tril", "triu", "conv1d", "conv2d", "conv3d", "conv_transpose1d"),
+        *("conv_transpose2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "interpolate"),
+        *("fold", "real", "imag", "view_as_complex", "view_as_real", "ravel", "copy_", "masked_fill_", "index_fill"),
+        *("index_put", "index_put_", "index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_"),
+        *("scatter_add", "scatter_add_", "masked_scatter_", "squeeze_", "unsqueeze_", "transpose_", "t_", "dstack"),
+        *("column_stack",),
+    )
 )
+
+
+#: What lies around a picture at both sides, of which nothing is ever the largest, and around what is mapped.
+EDGES = (-torch.inf, -torch.inf, 0.0)
 
 
 def active(part: Any) -> bool:
@@ -127,7 +136,7 @@ def _max(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> Ru
         raise NoRule(f"the operator {func.__name__} over anything but one axis has no rule in DeepLIFT")
 
     def formula(z: Any) -> Tensor:
-        found = deeplift.largest(*z, dim)
+        found = deeplift.largest(*z, axis=dim)
         return found if keepdim else found.squeeze(dim)
 
     return (input,), formula
@@ -164,6 +173,31 @@ def _attention(
         return (scores if mask is None else scores + mask).softmax(-1) @ v
 
     return steps
+
+
+@_rule("max_pool2d")
+def _max_pool(
+    func: Any,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Ruled | None:
+    if ceil_mode or return_indices or input.dim() != 4:
+        raise NoRule("the operator max_pool2d with ceil_mode or return_indices has no rule in DeepLIFT")
+    windows = partial(F.unfold, kernel_size=kernel_size, dilation=dilation, stride=stride or kernel_size)
+    high, wide = padding if isinstance(padding, tuple | list) else (padding, padding)
+
+    def formula(x: Any) -> Tensor:
+        padded = (F.pad(part, (wide, wide, high, high), value=least) for part, least in zip(x, EDGES, strict=True))
+        parts = (windows(part).unflatten(1, (input.shape[1], -1)) for part in padded)  # batch channel window place
+        return deeplift.largest(*parts, axis=2).reshape(pooled)
+
+    pooled = func(input.detach(), kernel_size, stride, padding, dilation).shape
+    return (input,), formula
 
 
 # Functions of each number ---------------------------------------------------------------------------------------------
@@ -210,13 +244,13 @@ def _glu(input: Tensor, dim: int = -1) -> Callable[[], Tensor]:
 def _softmax(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Ruled | None:
-    return (input,), lambda z: deeplift.softmax(*z, dim)
+    return (input,), lambda z: deeplift.softmax(*z, axis=dim)
 
 
 @_rule("logsumexp")
 def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Ruled | None:
     def formula(z: Any) -> Tensor:
-        found = deeplift.logsumexp(*z, dim)
+        found = deeplift.logsumexp(*z, axis=dim)
         return found if keepdim else found.squeeze(dim)
 
     return (input,), formula
@@ -226,7 +260,7 @@ def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Rul
 def _log_softmax(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Ruled | None:
-    return (input,), lambda z: z[2] - deeplift.logsumexp(*z, dim)
+    return (input,), lambda z: z[2] - deeplift.logsumexp(*z, axis=dim)
 
 
 @_rule("layer_norm")
@@ -234,7 +268,7 @@ def _layer_norm(
     func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Ruled | None:
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
-    return (input,), lambda x: _weighted(deeplift.norm(*x, axes, eps, True), weight)
+    return (input,), lambda x: _weighted(deeplift.norm(*x, axes=axes, eps=eps, centred=True), weight)
 
 
 @_rule("rms_norm")
@@ -243,7 +277,7 @@ def _rms_norm(
 ) -> Ruled | None:
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    return (input,), lambda x: _weighted(deeplift.norm(*x, axes, least, False), weight)
+    return (input,), lambda x: _weighted(deeplift.norm(*x, axes=axes, eps=least, centred=False), weight)
 
 
 @_rule("group_norm")
@@ -252,7 +286,7 @@ def _group_norm(
 ) -> Ruled | None:
     def formula(x: Any) -> Tensor:
         now, then, live = (part.reshape(len(part), num_groups, -1) for part in x)
-        found = deeplift.norm(now, then, live, (-1,), eps, True).reshape(input.shape)
+        found = deeplift.norm(now, then, live, axes=(-1,), eps=eps, centred=True).reshape(input.shape)
         return _weighted(found, None if weight is None else weight.reshape(-1, *[1] * (input.dim() - 2)))
 
     return (input,), formula
@@ -293,7 +327,7 @@ def _length(
 
     def formula(x: Any) -> Tensor:
         n, n0 = (part.square().sum(axes, keepdim=True).sqrt() for part in x[:2])
-        found = deeplift.length(n, n0, *x, axes)
+        found = deeplift.length(n, n0, *x, axes=axes)
         return found if keepdim else found.squeeze(axes)
 
     return (input,), formula
