@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import clearhead
 from clearhead import Method
 from clearhead.rules import deeplift as rules
-from clearhead.rules.mode import NoRule
+from clearhead.rules.kinds import NoRule
 from clearhead.rules.sides import LiftedSide, Watched
 from tests import models
 from tests.methods import twins
@@ -102,6 +102,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gate": lambda x: F.silu(x[..., :3]) * x[..., 3:],
     "glu": F.glu,
     "matrices": lambda x: x @ x.mT,
+    "weights from the input": lambda x: F.conv1d(x, x[:2, :, :3]) + F.linear(x, x[0])[..., :4],
     "named axes": lambda x: torch.einsum("bij,bkj->bik", x, x),
     "quotient": lambda x: x / (x.square().sum(-1, keepdim=True) + 0.1),
     "one over": lambda x: 1 / (x.square() + 0.1),

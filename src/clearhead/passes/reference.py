@@ -26,7 +26,7 @@ from clearhead.recording.own_checks import tensors_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape, check_asks
-from clearhead.rules.mode import NoRule
+from clearhead.rules.kinds import NoRule
 from clearhead.rules.sides import LiftedSide, Side, Watched, refuse_unseen
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Pinned, Target

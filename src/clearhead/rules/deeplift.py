@@ -108,7 +108,7 @@ def largest(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:
 
 def length(n: Tensor, n0: Tensor, x: Tensor, x0: Tensor, dx: Tensor, *, axes: Any) -> Tensor:
     """The Euclidean length: √ of a sum of squares."""
-    return ((x + x0) * dx).sum(axes, keepdim=True) / (n + n0)
+    return ((x + x0) * dx).sum(axes, keepdim=True) / (n + n0).clamp(min=torch.finfo(n.dtype).tiny)
 
 
 def bar(part: Any, other: Any) -> Any:

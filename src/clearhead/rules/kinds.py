@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.errors import Refusal
 from clearhead.rules import deeplift
-from clearhead.rules.mode import MOVES, NoRule
 from clearhead.rules.slopes import SLOPES, of_power
+
+
+class NoRule(Refusal):
+    """An operation that DeepLIFT has no rule for."""
+
 
 #: What goes in, and a formula that is handed, for each of it, the values at both sides and what is to be mapped.
 Ruled = tuple[tuple[Any, ...], Callable[..., Tensor]]
@@ -18,20 +23,6 @@ Ruled = tuple[tuple[Any, ...], Callable[..., Tensor]]
 RULES: dict[str, Callable[..., Ruled | None]] = {}
 #: Operations that are others one after the other: their arguments → those steps; None where it is linear with these.
 COMPOSED: dict[str, Callable[..., Callable[[], Tensor] | None]] = {}
-#: Operations that are linear in all that depends on the input together.
-LINEAR = MOVES | frozenset(
-    (
-        *("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "subtract", "rsub", "neg", "negative", "__neg__"),
-        *("mean", "sum", "cumsum", "diff", "tril", "triu", "conv1d", "conv2d", "conv3d", "conv_transpose1d"),
-        *("conv_transpose2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "interpolate"),
-        *("fold", "real", "imag", "view_as_complex", "view_as_real", "ravel", "copy_", "masked_fill_", "index_fill"),
-        *("index_put", "index_put_", "index_add", "index_add_", "index_copy", "index_copy_", "scatter", "scatter_"),
-        *("scatter_add", "scatter_add_", "masked_scatter_", "squeeze_", "unsqueeze_", "transpose_", "t_", "dstack"),
-        *("column_stack",),
-    )
-)
-
-
 #: What lies around a picture at both sides, of which nothing is ever the largest, and around what is mapped.
 EDGES = (-torch.inf, -torch.inf, 0.0)
 
@@ -107,6 +98,15 @@ def _div(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None)
 @_rule("__rdiv__", "__rtruediv__")
 def _rdiv(func: Any, input: Tensor, other: Any) -> Ruled | None:
     return _div(func, other, input)
+
+
+@_rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+def _convolution(func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Ruled | None:
+    if not (active(input) and active(weight)):
+        return None
+    if active(bias):
+        raise NoRule(f"the operator {func.__name__} with a bias that depends on the input has no rule in DeepLIFT")
+    return (input, weight), lambda a, b: deeplift.product(lambda x, w: func(x, w, None, *args, **kwargs), *a, *b)
 
 
 @_composed("linear")

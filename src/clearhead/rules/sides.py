@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from clearhead.rules.kinds import COMPOSED, LINEAR, RULES, active
-from clearhead.rules.mode import NoRule
+from clearhead.rules.kinds import COMPOSED, RULES, NoRule, active
+from clearhead.rules.linear import LINEAR
 
 NAME = "DeepLIFT"
 
