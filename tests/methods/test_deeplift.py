@@ -102,7 +102,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gate": lambda x: F.silu(x[..., :3]) * x[..., 3:],
     "glu": F.glu,
     "matrices": lambda x: x @ x.mT,
-    "weights from the input": lambda x: F.conv1d(x, x[:2, :, :3]) + F.linear(x, x[0])[..., :4],
+    "weights from the input": lambda x: F.conv1d(x, x[:2, :, :3]) + F.linear(x, x[0])[:, :2],
     "named axes": lambda x: torch.einsum("bij,bkj->bik", x, x),
     "quotient": lambda x: x / (x.square().sum(-1, keepdim=True) + 0.1),
     "one over": lambda x: 1 / (x.square() + 0.1),
@@ -191,6 +191,27 @@ def test_a_derivative_of_the_model_s_own_is_refused() -> None:
     """No mode sees BLOOM's GELU, and its derivative is a plain one: scores would miss half of the target."""
     with pytest.raises(clearhead.Refusal, match="GeLUFunction is a function with a derivative of its own"):
         explainer("bloom").explain("I like", "deeplift", answer=" it")
+
+
+class Compiled(nn.Module):
+    """An activation that no mode sees inside of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch has other compilers by now
+            self.function = torch.jit.trace(lambda x: torch.exp(x) * 3, torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def test_what_no_mode_sees_is_noticed_by_what_the_scores_miss() -> None:
+    model, tokenizer = models.text_model("bert")
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.intermediate_act_fn = Compiled()
+    with pytest.raises(clearhead.Refusal, match="deeplift cannot explain .*scores miss .* no rule reaches"):
+        clearhead.load(model, tokenizer).explain("I like the movie", "deeplift")
 
 
 # The method -----------------------------------------------------------------------------------------------------------

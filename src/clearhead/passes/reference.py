@@ -179,11 +179,24 @@ def why_no_rule(recorder: Recorder, subject: Subject, sample: Sample) -> str | N
     """Why DeepLIFT cannot speak for a model: tried on one sample, the first time."""
     if recorder not in _known:
         try:
-            Against(recorder, Plan(subject, [sample], [[Target(_everything)]])).hold(Reference())
-            _known[recorder] = ""
+            plan = Plan(subject, [sample], [[Target(_everything)]])
+            held = Against(recorder, plan).hold(Reference())
+            _known[recorder] = _why_incomplete(held, plan)
         except NoRule as problem:
             _known[recorder] = f"in {subject.model_class}, {problem}"
     return _known[recorder] or None
+
+
+def _why_incomplete(held: Held, plan: Plan) -> str:
+    """Compiled code and the like pass no mode: where the scores miss something, there is more than was seen."""
+    parts = torch.cat([(way * held.multipliers[stream]).flatten() for stream, way in held.way.items()])
+    gap = float((plan.values - held.value - parts.sum()).abs() / (parts.abs().sum() + 1e-12))
+    if gap <= (0.05 if plan.subject.dtype in (torch.float16, torch.bfloat16) else 1e-3):
+        return ""
+    return (
+        f"in {plan.subject.model_class} the scores miss {gap:.1e} of what they should add up to: part of it is "
+        "compiled code, or a function of its own, which no rule reaches"
+    )
 
 
 def _everything(output: Any) -> Float[Tensor, "1"]:
