@@ -1,4 +1,4 @@
-"""DeepLIFT on a BERT classifier, layer by layer, from the rules' own formulas: one sample, two sides, multipliers by hand.
+"""DeepLIFT on a BERT classifier, layer by layer, from the rules' formulas: one sample, two sides, by hand.
 
 Written for sides that are near each other, where the rules are the plain ones."""
 

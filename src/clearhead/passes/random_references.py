@@ -32,11 +32,7 @@ class RandomReferences:
 
     def _is_picture(self, leaf: str) -> bool:
         given = [sample.inputs.get(leaf) for sample in self.plan.given]
-        return (
-            leaf == "pixel_values"
-            and self.inputs[leaf].dim() == 4
-            and all(g is not None and g.dim() == 3 for g in given)
-        )
+        return self.inputs[leaf].dim() == 4 and all(part is not None and part.dim() == 3 for part in given)
 
     @torch.no_grad()
     def _texts(self, draw: int, leaf: str) -> Tensor:

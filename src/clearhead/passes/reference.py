@@ -4,7 +4,7 @@ The class explained is the one of the input itself. What several methods want to
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -26,7 +26,7 @@ from clearhead.recording.own_checks import tensors_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape, check_asks
-from clearhead.rules.mode import NoRule
+from clearhead.rules.family import NoRule
 from clearhead.rules.sides import LiftedSide, Side, Watched, refuse_unseen
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Pinned, Target
@@ -97,7 +97,7 @@ class Against:
         tape = self._pass(nullcontext() if captum else self.watched, plan, None)
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in (tape.inputs or {}).items()}
         words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
-        self.baselines = Baselines(plan, self.inputs, words, recorder)
+        self.baselines = Baselines(_flattened(plan, self.inputs, words), self.inputs, words, recorder)
         self.draws = RandomReferences(plan, self.inputs, words, self.baselines, recorder)
         targets = [self._pinned(i, target) for i, target in enumerate(plan.targets)]
         each = [[targets[step * plan.size + i] for step in range(plan.steps)] for i in range(plan.size)]
@@ -125,7 +125,8 @@ class Against:
         return self.baselines.of(reference.baseline, leaf)
 
     def _pinned(self, i: int, target: Target) -> Target:
-        if target.custom is not None or self.plan.scores is None:
+        # a subject's own kind of target (how alike two inputs are) has no class that could be another one
+        if type(target) is not Target or target.custom is not None or self.plan.scores is None:
             return target
         return Pinned(target.wanted, target.scale, target.classes(self.plan.scores[i], self.plan.subject))
 
@@ -153,6 +154,14 @@ class Against:
         )
 
 
+def _flattened(plan: Plan, inputs: Mapping[str, Tensor], words: Sequence[str]) -> Plan:
+    """The same plan with a row of words for each row of vectors: where texts are chosen between, a batch has an axis
+    of choices, which the model flattens before it looks words up."""
+    own = copy(plan)
+    own.batch = {**plan.batch, **{leaf: plan.batch[leaf].reshape(inputs[leaf].shape[:-1]) for leaf in words}}
+    return own
+
+
 def _seen(recorder: Recorder, mode: Side | Any) -> Recorder:
     """The same recorder, whose operations the mode sees."""
     own = copy(recorder)
@@ -172,11 +181,24 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
         return None
     if recorder not in _known:
         try:
-            Against(recorder, Plan(subject, [sample], [[Target(_everything)]])).hold(Reference())
-            _known[recorder] = ""
+            plan = Plan(subject, [sample], [[Target(_everything)]])
+            held = Against(recorder, plan).hold(Reference())
+            _known[recorder] = _why_incomplete(held, plan)
         except NoRule as problem:
             _known[recorder] = f"in {subject.model_class}, {problem}"
     return _known[recorder] or None
+
+
+def _why_incomplete(held: Held, plan: Plan) -> str:
+    """Compiled code and the like pass no mode: where the scores miss something, there is more than was seen."""
+    parts = torch.cat([(way * held.multipliers[stream]).flatten() for stream, way in held.way.items()])
+    gap = float((plan.values - held.value - parts.sum()).abs() / (parts.abs().sum() + 1e-12))
+    if gap <= (0.05 if plan.subject.dtype in (torch.float16, torch.bfloat16) else 1e-3):
+        return ""
+    return (
+        f"in {plan.subject.model_class} the scores miss {gap:.1e} of what they should add up to: part of it is "
+        "compiled code, or a function of its own, which no rule reaches"
+    )
 
 
 def _everything(output: Any) -> Float[Tensor, "1"]:

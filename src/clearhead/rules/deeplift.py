@@ -4,7 +4,7 @@
     product           Δ(ab) = ā Δb + b̄ Δa
     quotient          Δ(a/b) = mean(1/b, 1/b₀) Δa − ā Δb / (b b₀)
     softmax e/s       Δe = (Δe/Δz) Δz,  Δp = Δe · mean(1/s, 1/s₀) − ē Δs / (s s₀)
-    maximum           Δ max = (a Δz_i + b Δz_j) / (a + b),  a = z_i − z_j,  b = z₀_j − z₀_i,  i and j the largest of z, z₀
+    maximum           Δ max = (a Δz_i + b Δz_j) / (a + b),  a = z_i − z_j,  b = z₀_j − z₀_i,  largest: z_i and z₀_j
     norms             c = x − mean x,  Δv = mean((c + c₀) Δc),  Δr = −(r r₀)²/(r + r₀) Δv,  Δ(c r) = c̄ Δr + r̄ Δc
 
 Δ is the value at the input minus that at the reference, a bar the mean of the two. All of them are the same seen from
@@ -60,11 +60,11 @@ def is_scale(r: Tensor, c: Tensor) -> bool:
     return r.dim() > 0 and c.dim() > 0 and r.shape[-1] == 1 < c.shape[-1]
 
 
-def softmax(z: Tensor, z0: Tensor, dz: Tensor, axis: int) -> Tensor:
+def softmax(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:
     lse, lse0 = (torch.logsumexp(part, axis, keepdim=True) for part in (z, z0))
     # A softmax is the same after any shift: what is too much of Δ log s is taken off first, which is linear in Δz, too.
     part = too_much(lse - lse0)
-    z, z0, dz = z - part * lse, z0 - part * lse0, dz - part * logsumexp(z, z0, dz, axis)
+    z, z0, dz = z - part * lse, z0 - part * lse0, dz - part * logsumexp(z, z0, dz, axis=axis)
     shift = (lse / 2 + lse0 / 2) * (1 - part)  # which the two sides have in common: neither sum is zero
     e, e0 = (z - shift).exp(), (z0 - shift).exp()
     s, s0 = ((1 - part) * (lse - lse0) / 2).exp(), ((1 - part) * (lse0 - lse) / 2).exp()
@@ -72,7 +72,7 @@ def softmax(z: Tensor, z0: Tensor, dz: Tensor, axis: int) -> Tensor:
     return de * bar(1 / s, 1 / s0) - bar(e, e0) * de.sum(axis, keepdim=True) / (s * s0)
 
 
-def logsumexp(z: Tensor, z0: Tensor, dz: Tensor, axis: Any) -> Tensor:
+def logsumexp(z: Tensor, z0: Tensor, dz: Tensor, *, axis: Any) -> Tensor:
     """log s as a function of s, after the sum: Σ (Δe/Δz) Δz / (Δs/Δ log s)."""
     lse, lse0 = (torch.logsumexp(part, axis, keepdim=True) for part in (z, z0))
     larger = (torch.maximum(z, z0) - torch.maximum(lse, lse0)).exp()
@@ -84,7 +84,7 @@ def _apart(z: Tensor, z0: Tensor) -> Tensor:
     return torch.where(torch.isinf(z) & torch.isinf(z0), 0.0, z - z0)
 
 
-def norm(x: Tensor, x0: Tensor, dx: Tensor, axes: tuple[int, ...], eps: float, centred: bool) -> Tensor:
+def norm(x: Tensor, x0: Tensor, dx: Tensor, *, axes: tuple[int, ...], eps: float, centred: bool) -> Tensor:
     """Layer norm (centred) and root-mean-square norm, without their weights."""
     c, c0, dc = (part - part.mean(axes, keepdim=True) if centred else part for part in (x, x0, dx))
     r, r0 = (torch.rsqrt(part.square().mean(axes, keepdim=True) + eps) for part in (c, c0))
@@ -98,7 +98,7 @@ def too_much(far: Tensor) -> Tensor:
     return 1 - (FAR / far.abs().clamp(min=FAR)) ** 2
 
 
-def largest(z: Tensor, z0: Tensor, dz: Tensor, axis: int) -> Tensor:
+def largest(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:
     """Where i is the largest at one side and j at the other, by how much z_i leads there, and z_j here."""
     i, j = (part.argmax(axis, keepdim=True) for part in (z, z0))
     leads, led = z.gather(axis, i) - z.gather(axis, j), z0.gather(axis, j) - z0.gather(axis, i)
@@ -106,9 +106,9 @@ def largest(z: Tensor, z0: Tensor, dz: Tensor, axis: int) -> Tensor:
     return share * dz.gather(axis, i) + (1 - share) * dz.gather(axis, j)
 
 
-def length(n: Tensor, n0: Tensor, x: Tensor, x0: Tensor, dx: Tensor, axes: Any) -> Tensor:
+def length(n: Tensor, n0: Tensor, x: Tensor, x0: Tensor, dx: Tensor, *, axes: Any) -> Tensor:
     """The Euclidean length: √ of a sum of squares."""
-    return ((x + x0) * dx).sum(axes, keepdim=True) / (n + n0)
+    return ((x + x0) * dx).sum(axes, keepdim=True) / (n + n0).clamp(min=torch.finfo(n.dtype).tiny)
 
 
 def bar(part: Any, other: Any) -> Any:

@@ -1,13 +1,15 @@
 """Which operations have which of DeepLIFT's rules, which are linear as they are, and which are made of others."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from clearhead.rules import deeplift
-from clearhead.rules.mode import MOVES, NoRule
+from clearhead.rules.family import NoRule
 from clearhead.rules.slopes import SLOPES, of_power
 
 #: What goes in, and a formula that is handed, for each of it, the values at both sides and what is to be mapped.
@@ -16,64 +18,8 @@ Ruled = tuple[tuple[Any, ...], Callable[..., Tensor]]
 RULES: dict[str, Callable[..., Ruled | None]] = {}
 #: Operations that are others one after the other: their arguments → those steps; None where it is linear with these.
 COMPOSED: dict[str, Callable[..., Callable[[], Tensor] | None]] = {}
-#: Operations that are linear in all that depends on the input together.
-LINEAR = MOVES | frozenset(
-    [
-        "add",
-        "__add__",
-        "__radd__",
-        "sub",
-        "__sub__",
-        "__rsub__",
-        "subtract",
-        "rsub",
-        "neg",
-        "negative",
-        "__neg__",
-        "mean",
-        "sum",
-        "cumsum",
-        "diff",
-        "tril",
-        "triu",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "avg_pool1d",
-        "avg_pool2d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "interpolate",
-        "fold",
-        "real",
-        "imag",
-        "view_as_complex",
-        "view_as_real",
-        "ravel",
-        "copy_",
-        "masked_fill_",
-        "index_fill",
-        "index_put",
-        "index_put_",
-        "index_add",
-        "index_add_",
-        "index_copy",
-        "index_copy_",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "masked_scatter_",
-        "squeeze_",
-        "unsqueeze_",
-        "transpose_",
-        "t_",
-        "dstack",
-        "column_stack",
-    ]
-)
+#: What lies around a picture at both sides, of which nothing is ever the largest, and around what is mapped.
+EDGES = (-torch.inf, -torch.inf, 0.0)
 
 
 def active(part: Any) -> bool:
@@ -149,6 +95,15 @@ def _rdiv(func: Any, input: Tensor, other: Any) -> Ruled | None:
     return _div(func, other, input)
 
 
+@_rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+def _convolution(func: Any, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Ruled | None:
+    if not (active(input) and active(weight)):
+        return None
+    if active(bias):
+        raise NoRule(f"the operator {func.__name__} with a bias that depends on the input has no rule in DeepLIFT")
+    return (input, weight), lambda a, b: deeplift.product(lambda x, w: func(x, w, None, *args, **kwargs), *a, *b)
+
+
 @_composed("linear")
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor] | None:
     if not (active(input) and active(weight)):
@@ -176,7 +131,7 @@ def _max(func: Any, input: Tensor, dim: Any = None, keepdim: bool = False) -> Ru
         raise NoRule(f"the operator {func.__name__} over anything but one axis has no rule in DeepLIFT")
 
     def formula(z: Any) -> Tensor:
-        found = deeplift.largest(*z, dim)
+        found = deeplift.largest(*z, axis=dim)
         return found if keepdim else found.squeeze(dim)
 
     return (input,), formula
@@ -213,6 +168,31 @@ def _attention(
         return (scores if mask is None else scores + mask).softmax(-1) @ v
 
     return steps
+
+
+@_rule("max_pool2d")
+def _max_pool(
+    func: Any,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Ruled | None:
+    if ceil_mode or return_indices or input.dim() != 4:
+        raise NoRule("the operator max_pool2d with ceil_mode or return_indices has no rule in DeepLIFT")
+    windows = partial(F.unfold, kernel_size=kernel_size, dilation=dilation, stride=stride or kernel_size)
+    high, wide = padding if isinstance(padding, tuple | list) else (padding, padding)
+
+    def formula(x: Any) -> Tensor:
+        padded = (F.pad(part, (wide, wide, high, high), value=least) for part, least in zip(x, EDGES, strict=True))
+        parts = (windows(part).unflatten(1, (input.shape[1], -1)) for part in padded)  # batch channel window place
+        return deeplift.largest(*parts, axis=2).reshape(pooled)
+
+    pooled = func(input.detach(), kernel_size, stride, padding, dilation).shape
+    return (input,), formula
 
 
 # Functions of each number ---------------------------------------------------------------------------------------------
@@ -259,13 +239,13 @@ def _glu(input: Tensor, dim: int = -1) -> Callable[[], Tensor]:
 def _softmax(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Ruled | None:
-    return (input,), lambda z: deeplift.softmax(*z, dim)
+    return (input,), lambda z: deeplift.softmax(*z, axis=dim)
 
 
 @_rule("logsumexp")
 def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Ruled | None:
     def formula(z: Any) -> Tensor:
-        found = deeplift.logsumexp(*z, dim)
+        found = deeplift.logsumexp(*z, axis=dim)
         return found if keepdim else found.squeeze(dim)
 
     return (input,), formula
@@ -275,7 +255,7 @@ def _logsumexp(func: Any, input: Tensor, dim: Any, keepdim: bool = False) -> Rul
 def _log_softmax(
     func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Ruled | None:
-    return (input,), lambda z: z[2] - deeplift.logsumexp(*z, dim)
+    return (input,), lambda z: z[2] - deeplift.logsumexp(*z, axis=dim)
 
 
 @_rule("layer_norm")
@@ -283,7 +263,7 @@ def _layer_norm(
     func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Ruled | None:
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
-    return (input,), lambda x: _weighted(deeplift.norm(*x, axes, eps, True), weight)
+    return (input,), lambda x: _weighted(deeplift.norm(*x, axes=axes, eps=eps, centred=True), weight)
 
 
 @_rule("rms_norm")
@@ -292,7 +272,7 @@ def _rms_norm(
 ) -> Ruled | None:
     axes = tuple(range(-len(tuple(normalized_shape)), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    return (input,), lambda x: _weighted(deeplift.norm(*x, axes, least, False), weight)
+    return (input,), lambda x: _weighted(deeplift.norm(*x, axes=axes, eps=least, centred=False), weight)
 
 
 @_rule("group_norm")
@@ -301,7 +281,7 @@ def _group_norm(
 ) -> Ruled | None:
     def formula(x: Any) -> Tensor:
         now, then, live = (part.reshape(len(part), num_groups, -1) for part in x)
-        found = deeplift.norm(now, then, live, (-1,), eps, True).reshape(input.shape)
+        found = deeplift.norm(now, then, live, axes=(-1,), eps=eps, centred=True).reshape(input.shape)
         return _weighted(found, None if weight is None else weight.reshape(-1, *[1] * (input.dim() - 2)))
 
     return (input,), formula
@@ -342,7 +322,7 @@ def _length(
 
     def formula(x: Any) -> Tensor:
         n, n0 = (part.square().sum(axes, keepdim=True).sqrt() for part in x[:2])
-        found = deeplift.length(n, n0, *x, axes)
+        found = deeplift.length(n, n0, *x, axes=axes)
         return found if keepdim else found.squeeze(axes)
 
     return (input,), formula

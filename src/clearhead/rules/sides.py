@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from clearhead.rules.kinds import COMPOSED, LINEAR, RULES, active
-from clearhead.rules.mode import NoRule
+from clearhead.rules.family import NoRule
+from clearhead.rules.kinds import COMPOSED, RULES, active
+from clearhead.rules.linear import LINEAR
 
 NAME = "DeepLIFT"
 
@@ -154,7 +155,7 @@ def refuse_unseen(number: Tensor) -> None:
         if node is None or node in known:
             continue
         known.add(node)
-        if isinstance(node, BackwardCFunction) and not isinstance(node, Lifted._backward_cls):  # type: ignore[attr-defined]
+        if isinstance(node, BackwardCFunction) and not isinstance(node, Lifted._backward_cls):
             own = type(node).__name__.removesuffix("Backward")
             raise NoRule(f"the operator {own} is a function with a derivative of its own, and has no rule in {NAME}")
         waiting += [before for before, _ in node.next_functions]
