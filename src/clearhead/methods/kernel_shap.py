@@ -99,5 +99,5 @@ def constrained_fit(
     basis = torch.linalg.qr(torch.eye(count, dtype=z.dtype) - 1 / count)[0][:, : count - 1]
     root = weights.sqrt()[:, None]
     left = worth - z @ even
-    theta = torch.linalg.lstsq(root * (z @ basis), root[:, 0] * left, driver="gelsd").solution
+    theta = torch.linalg.pinv(root * (z @ basis)) @ (root[:, 0] * left)
     return even + basis @ theta

@@ -59,5 +59,5 @@ def ridge_fit(
     middle, mean = (weights @ z) / weights.sum(), (weights @ y) / weights.sum()
     x = z - middle
     gram = x.mT @ (weights[:, None] * x) + ridge * torch.eye(z.shape[1], dtype=z.dtype)
-    slopes = torch.linalg.lstsq(gram, x.mT @ (weights * (y - mean)), driver="gelsd").solution
+    slopes = torch.linalg.pinv(gram, hermitian=True) @ (x.mT @ (weights * (y - mean)))
     return slopes, mean - middle @ slopes
