@@ -42,9 +42,15 @@ format: .venv/.stamp ## let ruff put the code in shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp ## what recording costs, and explaining an answer word by word: time ratios and peak memory
+bench: .venv/.stamp ## what recording, an answer word by word, SHAP and a memory budget cost: ratios in one run, peak memory
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
 	.venv/bin/python benchmarks/generated_tokens.py
+	.venv/bin/python benchmarks/shap_batches.py
+	.venv/bin/python benchmarks/memory_budget.py
+
+known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
+	.venv/bin/python benchmarks/truth.py --json build/truth.json
+	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth.json
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument(
         "--figures", default="minimal precision,minimal average precision,sufficient average precision,minimal rank"
     )
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = sorted(REGISTRY) if arguments.methods == "all" else arguments.methods.split(",")
     protocol = Truth(by=arguments.by)
@@ -68,8 +69,9 @@ def main() -> None:
             print(f"- {model}, {method}: {reason}")
     if arguments.json:
         rows = [{"model": model, **vars(one)} for model, own in measured.items() for one in own]
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"settings": protocol.settings, "figures": FIGURES, "rows": rows}, file)
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"settings": protocol.settings, "figures": FIGURES, "rows": rows}
+        arguments.json.write_text(json.dumps(content), encoding="utf-8")
 
 
 if __name__ == "__main__":
