@@ -37,7 +37,8 @@ def _rope(*sections: int) -> dict[str, Any]:
 
 
 _BOTH_ROPES = {
-    kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
+    kind: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    for kind in ("sliding_attention", "full_attention")
 }
 
 _CODES = {"base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "num_embeddings": 20, "latent_channels": 8}

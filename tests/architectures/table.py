@@ -98,6 +98,7 @@ def short(why: str, name: str) -> str:
     why = re.sub(rf"\b(in|of) {name}\b", "", why)
     why = re.sub(rf"\b{name}(\.\w+)?\b", "it", why)
     why = re.sub(r" \((relative|from -?\d)[^)]*\)| by \d[\d.]*e[-+]\d+| were recorded: .*", "", why)
+    why = re.sub(r"ImportError: \w+ requires the (\w+) library.*", r"it needs \1, which is not installed here", why)
     why = " ".join(why.replace("|", "/").split())
     return why if len(why) <= 200 else f"{why[:197].rsplit(' ', 1)[0]} …"
 

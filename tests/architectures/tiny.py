@@ -1,5 +1,6 @@
 """Every class of the installed transformers, made tiny: whatever a configuration calls its sizes, they become small."""
 
+import copy
 import math
 from typing import Any
 
@@ -141,7 +142,7 @@ def tiny_config(cls: Any) -> Any:
 
 def settings(config: Any) -> dict[str, Any]:
     """Small numbers for what a configuration has, its parts included."""
-    own = OWN.get(config.model_type, {})
+    own = copy.deepcopy(OWN.get(config.model_type, {}))  # some configurations change what they are given
     found: dict[str, Any] = {"num_labels": 3}
     for key, value in config.to_dict().items():
         if isinstance(value, int | float) and not isinstance(value, bool) and key in SMALL:
