@@ -20,6 +20,8 @@ METHODS = [
     clearhead.Method("lrp"),
     clearhead.Method("integrated-gradients", steps=4),
     "occlusion",
+    "deeplift",
+    "value-zeroing",
 ]
 TEXTS = [*models.TEXTS, "I like the wonderful film and the book"]
 

@@ -18,6 +18,8 @@ from clearhead.subjects import How
 from tests import models
 
 METHODS = tuple(sorted(REGISTRY))
+#: Those that one recorded pass is enough for.
+FROM_TAPE = tuple(name for name in METHODS if REGISTRY[name].declaration.kind == "tape")
 SUBJECTS = models.SUBJECTS
 TEXT_SUBJECTS = tuple(subject for subject in SUBJECTS if not subject.endswith("/image"))
 
