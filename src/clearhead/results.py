@@ -196,8 +196,10 @@ def _checks(steps: Sequence[Step], m: int) -> dict[str, Any]:
 def _chosen(step: Step, m: int) -> dict[str, Any]:
     """What the method chose where the caller left it open, and the names of its factors."""
     parts = step.done.parts[m].values()
-    named = {"factors": list(part.factors) for part in parts if part.factors}
-    return named | {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
+    factors = next((list(part.factors) for part in parts if part.factors), None)
+    return ({"factors": factors} if factors else {}) | {
+        name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()
+    }
 
 
 def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[str, Any]:
