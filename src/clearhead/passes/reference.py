@@ -20,7 +20,7 @@ from clearhead.errors import Refusal
 from clearhead.methods.base import Scores
 from clearhead.methods.references import Held, Reference, ReferenceFold
 from clearhead.passes.captum_deeplift import captum_multipliers
-from clearhead.passes.draws import Draws
+from clearhead.passes.random_references import RandomReferences
 from clearhead.plan import Plan, Reading
 from clearhead.recording.own_checks import tensors_of
 from clearhead.recording.recorder import Recorder
@@ -98,7 +98,7 @@ class Against:
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in (tape.inputs or {}).items()}
         words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
         self.baselines = Baselines(_flattened(plan, self.inputs, words), self.inputs, words, recorder)
-        self.draws = Draws(plan, self.inputs, words, self.baselines, recorder)
+        self.draws = RandomReferences(plan, self.inputs, words, self.baselines, recorder)
         targets = [self._pinned(i, target) for i, target in enumerate(plan.targets)]
         each = [[targets[step * plan.size + i] for step in range(plan.steps)] for i in range(plan.size)]
         self.pinned = Plan(plan.subject, plan.given, each, plan.seed)
