@@ -17,10 +17,14 @@ from clearhead import Method
 from clearhead.rules import deeplift as rules
 from clearhead.rules.kinds import NoRule
 from clearhead.rules.sides import LiftedSide, Watched
-from tests import models
+from tests import dual_models, image_text_models, models
 from tests.methods import twins
 from tests.replicas import deeplift as replica
+from tests.subjects import test_audio as sounds
 from tests.subjects import test_decoder as decoders
+from tests.subjects import test_detection as detectors
+from tests.subjects import test_encoder_decoder as encoder_decoders
+from tests.subjects import test_token_heads as token_heads
 
 LAYOUTS = ("bert/classify", "vit/image", "gpt2", "llama")
 #: What scores may miss of what they should add up to.
@@ -210,7 +214,7 @@ def test_what_no_mode_sees_is_noticed_by_what_the_scores_miss() -> None:
     model, tokenizer = models.text_model("bert")
     for layer in model.bert.encoder.layer:
         layer.intermediate.intermediate_act_fn = Compiled()
-    with pytest.raises(clearhead.Refusal, match="deeplift cannot explain .*scores miss .* no rule reaches"):
+    with pytest.raises(clearhead.Refusal, match=r"deeplift cannot explain .*scores miss .* no rule reaches"):
         clearhead.load(model, tokenizer).explain("I like the movie", "deeplift")
 
 
@@ -250,6 +254,28 @@ def test_complete(layout: str, dtype: torch.dtype) -> None:
         assert abs(float(e.scores.sum()) - gained) < WITHIN[dtype] * abs(gained)
         assert e.certificate["checks"]["completeness_gap"] < WITHIN[dtype] * abs(gained)
         assert np.abs(e.scores).max() < 10 * abs(gained), "scores that cancel are no explanation"
+
+
+OTHERS: dict[str, Callable[[], clearhead.Explainer]] = {
+    "two towers": lambda: dual_models.explainer("clip"),
+    "encoder and decoder": lambda: encoder_decoders.explainer("t5"),
+    "a detector": lambda: detectors.explainer("detr"),
+    "a picture among words": lambda: image_text_models.explainer("qwen2"),
+    "a choice between texts": lambda: token_heads.explainer("bert", "ForMultipleChoice"),
+    "sounds": lambda: sounds.explainer("wav2vec2"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_complete_over_all_streams(kind: str) -> None:
+    ex = OTHERS[kind]()
+    e = ex.explain(ex.subject.example(), "deeplift")
+    parts = list(e) if isinstance(e, clearhead.JointExplanation) else [e]
+    value, base = parts[0].target["value"], parts[0].base_value
+    missed = parts[0].certificate["checks"]["completeness_gap"]
+    assert missed < 1e-6 and sum(np.abs(part.scores).sum() for part in parts) > 1e-3
+    if base is not None:  # of one target alone
+        assert abs(base + sum(part.scores.sum() for part in parts) - value) < 1e-6
 
 
 @pytest.mark.parametrize("scale", ["probability", "log-odds"])

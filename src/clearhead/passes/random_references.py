@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.baselines import Baselines
 from clearhead.plan import Plan
 from clearhead.recording.recorder import Recorder
+from clearhead.subjects.base import Sample
 
 
 class RandomReferences:
@@ -31,8 +32,13 @@ class RandomReferences:
         return self._colours(draw, leaf) if self._is_picture(leaf) else self.baselines.of(None, leaf)
 
     def _is_picture(self, leaf: str) -> bool:
-        given = [sample.inputs.get(leaf) for sample in self.plan.given]
+        given = [self._given(sample, leaf) for sample in self.plan.given]
         return self.inputs[leaf].dim() == 4 and all(part is not None and part.dim() == 3 for part in given)
+
+    def _given(self, sample: Sample, leaf: str) -> Tensor | None:
+        """What a sample has for a leaf: a model of one's own may call its one input anything."""
+        alone = next(iter(sample.inputs.values())) if len(sample.inputs) == len(self.inputs) == 1 else None
+        return sample.inputs.get(leaf, alone)
 
     @torch.no_grad()
     def _texts(self, draw: int, leaf: str) -> Tensor:
@@ -59,9 +65,10 @@ class RandomReferences:
         x = self.inputs[leaf]
         pictures = []
         for sample in self.plan.given:
-            pixels = sample.inputs[leaf]
+            pixels = self._given(sample, leaf)
+            assert pixels is not None
             content = pixels.detach().cpu().double().numpy().tobytes()
-            key = hashlib.blake2b(content, digest_size=8, salt=b"").digest()
+            key = hashlib.blake2b(content, digest_size=8).digest()
             random = np.random.default_rng([self.plan.seed, draw, int.from_bytes(key, "big")])
             colours = pixels.flatten(1)
             pictures.append(colours[:, int(random.random() * colours.shape[1])].to(x))
