@@ -12,7 +12,8 @@ import pytest
 
 from clearhead.bench.data import DataSet, Example
 from clearhead.bench.engines import engine
-from clearhead.bench.planning import Job, aligned, chunks, method_of, named, setting
+from clearhead.bench.explaining import explained, method_of
+from clearhead.bench.planning import Job, aligned, chunks, named, setting
 from clearhead.bench.running import Run
 from clearhead.bench.store import Row, Shard, Store
 from clearhead.bench.working import Worker
@@ -66,8 +67,6 @@ def test_rows_equal_what_the_protocol_says(tmp_path: Path) -> None:
     made = run(tmp_path / "run")
     made()
     (protocol,) = made.wanted.values()
-    from clearhead.bench.explaining import explained
-
     ex, examples = explainer("bert/classify"), list(data())
     own = explained(ex, examples, [method_of(name) for name in made.methods], protocol).by_method
     expected = {(m.example, m.method, m.part): m.figures for m in protocol.measure(ex, examples, own)}

@@ -11,6 +11,7 @@ from clearhead.bench.explaining import explained, with_controls
 from clearhead.bench.protocol import Protocol
 from clearhead.bench.sanity import (
     InputInvariance,
+    LabelRandomisation,
     Randomisation,
     _seed,
     blocks,
@@ -19,6 +20,7 @@ from clearhead.bench.sanity import (
     structural_similarity,
 )
 from clearhead.errors import InputError
+from clearhead.methods.base import Method
 from tests.bench.replicas import agreement as replica
 from tests.models import explainer, inputs
 
@@ -120,3 +122,29 @@ def _how() -> Any:
 def test_a_text_has_no_pixels_to_shift() -> None:
     with pytest.raises(InputError, match="pictures"), shifted(explainer("bert/classify").subject.model, 0.5):
         pass
+
+
+def test_label_randomisation_compares_with_the_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other model is named; here it is the same one with another head."""
+    other = explainer("bert/classify")
+    with drawn_anew(other.subject.model, dict(blocks(other.subject.model))["head"], 5):
+        monkeypatch.setattr("clearhead.load", lambda name: other)
+        ex, examples, explanations, made = made_for("bert/classify", LabelRandomisation(other="permuted"), ["saliency"])
+        for one in (one for one in made if one.method == "saliency"):
+            part = explanations["saliency"][int(one.example)]
+            again = other.explain(examples[int(one.example)].input, "saliency", int(part.target["index"]))
+            kept = part.units.drop_special()
+            expected = replica.rho(part.scores[kept].tolist(), again.scores[kept].tolist())
+            assert one.figures["rho"] == pytest.approx(expected, abs=1e-6)
+    assert all(one.figures["rho"] == pytest.approx(1) for one in made if one.method == "position")
+    with pytest.raises(InputError, match="other=NAME"):
+        LabelRandomisation().measure(ex, examples, explanations)
+
+
+def test_methods_with_options_of_their_own_are_explained_again_with_them() -> None:
+    how = Randomisation(steps=1)
+    ex = explainer("bert/classify")
+    examples = [Example("0", inputs("bert/classify")[0])]
+    own = explained(ex, examples, [Method("grad-sam", received=True)], how).by_method
+    (one,) = how.measure(ex, examples, own)
+    assert one.method == "grad-sam(received=True)" and np.isfinite(one.figures["rho"])

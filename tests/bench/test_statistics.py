@@ -6,7 +6,7 @@ from scipy import stats
 
 from clearhead.bench.protocol import Measurement
 from clearhead.bench.statistics import differences, examples_needed, holm, interval, paired, ranks
-from clearhead.bench.tables import columns, markdown
+from clearhead.bench.tables import Column, agreement_of_parts, columns, markdown
 from clearhead.errors import InputError
 
 
@@ -100,3 +100,13 @@ def test_a_table_shows_intervals_ties_and_gaps() -> None:
     lines = text.splitlines()
     assert lines[2].startswith("| good | 0.910 [") and lines[2].endswith("· 1 |")
     assert lines[3].endswith("· 2 |") and lines[4] == "| other | – |" and lines[-1] == "| examples | 12 |"
+
+
+def test_fills_agree_as_far_as_they_order_methods_alike() -> None:
+    def column(name: str, **means: float) -> Column:
+        return Column(name, ["1", "2"], {method: np.array([mean, mean + 0.1]) for method, mean in means.items()})
+
+    table = [column("black", a=1, b=2, c=3, d=4), column("blur", a=1, b=3, c=2, e=9), column("mean", a=3, b=2, c=1)]
+    found = agreement_of_parts(table)
+    assert found["black", "blur"] == pytest.approx(1 / 3) and found["black", "mean"] == -1
+    assert found["blur", "mean"] == pytest.approx(-1 / 3)

@@ -5,6 +5,7 @@ A protocol measures, `explaining` explains, `statistics` says how sure we are, `
 
 from clearhead.bench import (  # noqa: F401 – they register themselves
     agreement,
+    answers,
     perturbed,
     rationales,
     sanity,

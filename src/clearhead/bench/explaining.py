@@ -1,5 +1,6 @@
 """The explanations that protocols are handed: all methods of an input in shared passes, failures kept apart."""
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,16 @@ def with_controls(methods: Sequence[str | Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise InputError(f"two of the methods are the same: {', '.join(names)}")
     return made
+
+
+def method_of(text: str) -> Method:
+    """A method as it is written in a table: `grad-sam(received=True)`."""
+    name, _, inside = text.partition("(")
+    if not inside:
+        return Method(text)
+    call = ast.parse(f"f({inside}", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return Method(name, **{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
 
 def applicable(ex: "Explainer", methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:

@@ -17,7 +17,6 @@ from clearhead.bench.data import DataSet, Example, read
 from clearhead.bench.perturbed import PUBLISHED
 from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
 from clearhead.errors import InputError, unknown
-from clearhead.methods.base import Method
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -149,18 +148,6 @@ def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
         return replace(example, label=known[name])
     same = len(known) == len(data.labels)
     return example if same else replace(example, label=None)
-
-
-def method_of(text: str) -> Method:
-    """A method as it is written in a table: `grad-sam(received=True)`."""
-    import ast
-
-    name, _, inside = text.partition("(")
-    if not inside:
-        return Method(text)
-    call = ast.parse(f"f({inside}", mode="eval").body
-    assert isinstance(call, ast.Call)
-    return Method(name, **{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
 
 def setting(text: str) -> tuple[str, str, Any]:

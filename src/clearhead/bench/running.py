@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.bench.data import DataSet
 from clearhead.bench.engines import engine
-from clearhead.bench.explaining import with_controls
-from clearhead.bench.planning import Job, Task, base_key, chunks, method_of
+from clearhead.bench.explaining import method_of, with_controls
+from clearhead.bench.planning import Job, Task, base_key, chunks
 from clearhead.bench.protocol import Measurement, Protocol
 from clearhead.bench.store import Store
 from clearhead.bench.working import Worker, versions

@@ -5,6 +5,9 @@ tensor had; one block at a time with `cascade=False`), and the explanation of th
 original: Spearman's rho, and the structural similarity of heat maps. An explanation that stays alike does not depend
 on what was learned. The reference is `random`, drawn anew at each step.
 
+Label randomisation: the same model trained on permuted labels explains the same class of the same input; what both show
+alike was not learned from the labels.
+
 Input invariance: a constant is added to all pixels and taken back in the bias of the patches' projection. The model
 computes what it did before; the explanation must not move.
 """
@@ -20,8 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import nn
 
+import clearhead
 from clearhead.bench.data import Example
-from clearhead.bench.explaining import given
+from clearhead.bench.explaining import given, method_of
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
 from clearhead.errors import InputError
 from clearhead.subjects.base import How
@@ -114,7 +118,9 @@ class Randomisation(Protocol):
     def _explained(
         self, ex: "Explainer", examples: Sequence[Example], methods: list[str], targets: list[Any], step: int
     ) -> dict[str, Any]:
-        made: dict[str, Any] = ex.explain(**given(examples), method=methods, target=targets)
+        made: dict[str, Any] = ex.explain(
+            **given(examples), method=[method_of(name) for name in methods], target=targets
+        )
         if "random" in methods:  # it knows no weights: drawn anew, it shows what chance gives
             made |= ex.explain(**given(examples), method=["random"], target=targets, seed=self.seed + step + 1)
         return made
@@ -148,7 +154,7 @@ def structural_similarity(
 ) -> float:
     """SSIM of two maps, each scaled to 0 … 1: the mean over all windows (Wang et al. 2004, uniform windows).
 
-    >>> structural_similarity(np.eye(6), np.eye(6))
+    >>> round(structural_similarity(np.eye(6), np.eye(6)), 6)
     1.0
     """
     a, b = (_scaled(np.nan_to_num(part)) for part in (one, other))
@@ -180,6 +186,41 @@ def _curves(pairs: Sequence[tuple[float, float]]) -> dict[str, tuple[float, ...]
     return {"rho": tuple(rho)} | ({} if np.isnan(similar).any() else {"ssim": tuple(similar)})
 
 
+@register("label-randomisation")
+@dataclass(frozen=True)
+class LabelRandomisation(Protocol):
+    """`other` names the model that was trained on permuted labels: as `clearhead.load` takes it."""
+
+    headline: ClassVar[tuple[str, ...]] = ("rho",)
+
+    explained: Explained = "predicted"
+    other: str = ""
+
+    def smaller(self, figure: str, part: str) -> bool:
+        return True
+
+    def measure(
+        self,
+        ex: "Explainer",
+        examples: Sequence[Example],
+        explanations: Explanations,
+        looks: "Looks | None" = None,
+    ) -> list[Measurement]:
+        if not self.other:
+            raise InputError("label-randomisation needs the model trained on permuted labels: other=NAME")
+        second = clearhead.load(self.other)
+        targets = _held(examples, next(iter(explanations.values())))
+        again = second.explain(**given(examples), method=[method_of(name) for name in explanations], target=targets)
+        made = []
+        for method, own in explanations.items():
+            for example, one, another in zip(examples, own, again[method], strict=True):
+                for stream, part in one.parts.items():
+                    if len(part.units.drop_special()) > 1:
+                        pairs = [alike(part, another[stream])]
+                        made.append(Measurement(example.id, method, stream, _means(pairs)))
+        return made
+
+
 @register("input-invariance")
 @dataclass(frozen=True)
 class InputInvariance(Protocol):
@@ -204,7 +245,7 @@ class InputInvariance(Protocol):
         samples = [subject.samples(example.input, How())[0] for example in examples]
         targets = _held(examples, next(iter(explanations.values())))
         made = []
-        methods = list(explanations)
+        methods = [method_of(name) for name in explanations]
         with shifted(subject.model, self.constant):
             again = [
                 ex.explain({"pixel_values": sample.inputs["pixel_values"][None] + self.constant}, methods, target)

@@ -42,6 +42,23 @@ def columns(
     return made
 
 
+def agreement_of_parts(table: Sequence[Column]) -> dict[tuple[str, str], float]:
+    """How far two columns put methods in the same order: Kendall's tau-b of their means.
+
+    With a column for each fill it says whether the verdict depends on what stands where units were removed; a small
+    value means that a ranking by one fill alone says little. Methods that one of the two lacks are left out.
+    """
+    from scipy.stats import kendalltau
+
+    found = {}
+    for place, one in enumerate(table):
+        for other in table[place + 1 :]:
+            shared = [method for method in one.values if method in other.values]
+            means = [[float(np.nanmean(column.values[method])) for method in shared] for column in (one, other)]
+            found[one.name, other.name] = float(kendalltau(*means).statistic) if len(shared) > 1 else float("nan")
+    return found
+
+
 def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
     """Methods × columns: mean [interval], and the rank; methods that cannot be told apart share a range of ranks."""
     methods = list(dict.fromkeys(method for column in table for method in [*column.values, *column.refused]))

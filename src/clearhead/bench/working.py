@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import clearhead
 from clearhead.bench.data import DataSet, Example
-from clearhead.bench.explaining import Explained, applicable, explained
+from clearhead.bench.explaining import Explained, applicable, explained, method_of
 from clearhead.bench.looking import Looks
-from clearhead.bench.planning import Job, Task, aligned, method_of
+from clearhead.bench.planning import Job, Task, aligned
 from clearhead.bench.protocol import Protocol
 from clearhead.bench.store import Shard, rows_of
 from clearhead.errors import ClearheadError
