@@ -37,7 +37,7 @@ class Rules(TorchFunctionMode):
         name = func.__name__
         if name in KINDS:
             self._use(parts, name)
-            return KINDS[name](self, func, *args, **kwargs)
+            return self._by_rule(func, args, kwargs)
         output = func(*args, **kwargs)
         if not any(map(active, _flat(output))) or any(output is part for part in parts):
             return output
@@ -45,6 +45,13 @@ class Rules(TorchFunctionMode):
             raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {self.family.name}")
         self._use(parts, name)
         return self.family.picked(output) if name in PICKS and isinstance(output, Tensor) else output
+
+    def _by_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return KINDS[func.__name__](self, func, *args, **kwargs)
+        except TypeError as problem:  # with arguments that its handler does not take
+            said = f"the operator {func.__name__}, as it is called, has no rule in {self.family.name}"
+            raise NoRule(said) from problem
 
     def _use(self, parts: list[Tensor], name: str) -> None:
         for part in parts if name not in SAME else ():

@@ -74,7 +74,7 @@ def _kind(names: Iterable[str]) -> Callable[[Handler], Handler]:
 
 
 @_kind(["linear"])
-def _linear(mode: Mode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if active(weight):
         product = _product(mode, _named("matmul", lambda x, w: x @ w.mT), input, weight)
         return product if bias is None else _add(mode, torch.add, product, bias)
@@ -84,7 +84,7 @@ def _linear(mode: Mode, func: Any, input: Tensor, weight: Tensor, bias: Tensor |
 
 @_kind(["addmm"])
 def _addmm(
-    mode: Mode, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+    mode: Mode, func: Any, /, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """GPT-2's linear map, or a sum of products."""
     if active(input) or active(mat2) or beta != 1 or alpha != 1:
@@ -95,7 +95,7 @@ def _addmm(
 
 @_kind(["baddbmm"])
 def _baddbmm(
-    mode: Mode, func: Any, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+    mode: Mode, func: Any, /, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     product = _product(mode, torch.matmul, batch1, batch2)
     product = _product(mode, torch.mul, product, alpha) if alpha != 1 else product
@@ -106,7 +106,7 @@ def _baddbmm(
 
 @_kind(CONVOLUTIONS)
 def _convolution(
-    mode: Mode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     return mode.family.convolution(
         lambda x: func(x, weight, bias, *args, **kwargs),
@@ -117,7 +117,7 @@ def _convolution(
 
 
 @_kind(MAPS)
-def _map(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _map(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return mode.family.map(lambda x: func(x, *args, **kwargs), input)
 
 
@@ -125,7 +125,7 @@ def _map(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 
 @_kind(SUMS)
-def _add(mode: Mode, func: Any, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+def _add(mode: Mode, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     beside = input if isinstance(input, Tensor) else other
     a, b = _tensor(input, beside), _tensor(other, beside)
     if alpha != 1:
@@ -134,22 +134,22 @@ def _add(mode: Mode, func: Any, input: Any, other: Any, *, alpha: float = 1) -> 
 
 
 @_kind(DIFFERENCES)
-def _sub(mode: Mode, func: Any, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+def _sub(mode: Mode, func: Any, /, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     return _add(mode, torch.add, input, other, alpha=-alpha)
 
 
 @_kind(["__rsub__", "rsub"])
-def _rsub(mode: Mode, func: Any, input: Any, other: Any) -> Tensor:
+def _rsub(mode: Mode, func: Any, /, input: Any, other: Any) -> Tensor:
     return _add(mode, torch.add, other, _product(mode, torch.mul, input, -1))
 
 
 @_kind(OPPOSITES)
-def _neg(mode: Mode, func: Any, input: Tensor) -> Tensor:
+def _neg(mode: Mode, func: Any, /, input: Tensor) -> Tensor:
     return _product(mode, torch.mul, input, -1)
 
 
 @_kind(PRODUCTS)
-def _product(mode: Mode, func: Any, input: Any, other: Any) -> Tensor:
+def _product(mode: Mode, func: Any, /, input: Any, other: Any) -> Tensor:
     """A product of two activations, or of one with a constant."""
     if active(input) and active(other):
         return mode.family.product(func, input, other)
@@ -163,7 +163,7 @@ def _product(mode: Mode, func: Any, input: Any, other: Any) -> Tensor:
 
 
 @_kind(QUOTIENTS)
-def _div(mode: Mode, func: Any, input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+def _div(mode: Mode, func: Any, /, input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """What divides is a constant: the denominators of norms."""
     below = other.detach() if isinstance(other, Tensor) else other
     if not active(input):
@@ -172,14 +172,14 @@ def _div(mode: Mode, func: Any, input: Any, other: Any, *, rounding_mode: str | 
 
 
 @_kind(IN_PLACE)
-def _in_place(mode: Mode, func: Any, input: Tensor, other: Any) -> Tensor:
+def _in_place(mode: Mode, func: Any, /, input: Tensor, other: Any) -> Tensor:
     """Into a new tensor, and from there into the old one."""
     name = IN_PLACE[func.__name__]
     return input.copy_(KINDS[name](mode, getattr(torch, name), input.clone(), other))
 
 
 @_kind(["einsum"])
-def _einsum(mode: Mode, func: Any, equation: str, *operands: Any) -> Tensor:
+def _einsum(mode: Mode, func: Any, /, equation: str, *operands: Any) -> Tensor:
     parts = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     if len(parts) != 2:
         raise NoRule(f"the operator einsum of {len(parts)} tensors has no rule in {mode.family.name}")
@@ -187,14 +187,14 @@ def _einsum(mode: Mode, func: Any, equation: str, *operands: Any) -> Tensor:
 
 
 @_kind(DENOMINATORS)
-def _denominator(mode: Mode, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _denominator(mode: Mode, func: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The denominators of norms are constants."""
     with torch.no_grad():
         return func(*args, **kwargs)
 
 
 @_kind(["normalize"])
-def _normalize(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _normalize(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     with torch.no_grad():
         length = input / func(input, *args, **kwargs)
     return _div(mode, torch.div, input, torch.where(length.isfinite(), length, 1.0))
@@ -204,7 +204,7 @@ def _normalize(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any) 
 
 
 @_kind(ACTIVATIONS)
-def _activation(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _activation(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     kwargs.pop("inplace", None)
     if any(map(active, (*args, *kwargs.values()))):
         raise NoRule(f"the operator {func.__name__} with an exponent from the input has no rule in {mode.family.name}")
@@ -213,7 +213,7 @@ def _activation(mode: Mode, func: Any, input: Tensor, *args: Any, **kwargs: Any)
 
 @_kind(SAME)
 def _dropout(
-    mode: Mode, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    mode: Mode, func: Any, /, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
     if training and p > 0:
         raise NoRule("the operator dropout is at work, and has no rule: put the model in evaluation mode")
@@ -222,9 +222,10 @@ def _dropout(
 
 @_kind(["softmax"])
 def _softmax(
-    mode: Mode, func: Any, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    mode: Mode, func: Any, /, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
     """A softmax in a narrower format than its input's is rounded to it, but what flows back is not."""
+    dtype = _stacklevel if isinstance(_stacklevel, torch.dtype) else dtype  # torch.softmax has its dtype in that place
 
     def apply(x: Tensor) -> Tensor:
         found = torch.softmax(x, dim, dtype=dtype)
@@ -235,30 +236,44 @@ def _softmax(
 
 @_kind(["layer_norm"])
 def _layer_norm(
-    mode: Mode, func: Any, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    mode: Mode,
+    func: Any,
+    /,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    def apply(x: Tensor) -> Tensor:
-        return functional.layer_norm(x, tuple(shape), weight, bias, eps)
+    shape = tuple(normalized_shape)
 
-    return mode.family.norm(apply, input, weight, len(tuple(shape)), eps, centred=True)
+    def apply(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, shape, weight, bias, eps)
+
+    return mode.family.norm(apply, input, weight, len(shape), eps, centred=True)
 
 
 @_kind(["rms_norm"])
-def _rms_norm(mode: Mode, func: Any, input: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    mode: Mode, func: Any, /, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Tensor:
+    shape = tuple(normalized_shape)
+
     def apply(x: Tensor) -> Tensor:
-        return functional.rms_norm(x, tuple(shape), weight, eps)
+        return functional.rms_norm(x, shape, weight, eps)
 
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    return mode.family.norm(apply, input, weight, len(tuple(shape)), least, centred=False)
+    return mode.family.norm(apply, input, weight, len(shape), least, centred=False)
 
 
 @_kind(["batch_norm"])
 def _batch_norm(
     mode: Mode,
     func: Any,
+    /,
     input: Tensor,
-    mean: Any,
-    var: Any,
+    running_mean: Any,
+    running_var: Any,
     weight: Any = None,
     bias: Any = None,
     training: bool = False,
@@ -268,10 +283,10 @@ def _batch_norm(
     """With the means and variances that it has learned: a multiplication."""
     if training:
         raise NoRule("the operator batch_norm with the statistics of its batch has no rule")
-    factor = torch.rsqrt(var + eps) * (1 if weight is None else weight)
+    factor = torch.rsqrt(running_var + eps) * (1 if weight is None else weight)
     factor = factor.reshape(1, -1, *[1] * (input.dim() - 2))
     return mode.family.scale(
-        lambda x: functional.batch_norm(x, mean, var, weight, bias, False, momentum, eps), input, factor
+        lambda x: functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), input, factor
     )
 
 

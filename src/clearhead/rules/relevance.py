@@ -9,8 +9,8 @@ The start is R = 1 at the target. Only what activates counts (α = 1, β = 0). T
                   |Σ a⊙S| : |Σ b⊙S| and together they are ΣR
     product XY    S = R / XY,  R_X = X ⊙ SYᵀ / 2,  R_Y = Y ⊙ XᵀS / 2
     norms, activations, softmax, dropout          identity
-    convolution of an image     z^B, with the least and the largest number of each image as bounds
-
+    convolution of an image     z^B, with the least and the largest number of each image as bounds; any other as Linear
+                  (the authors' is orig's in both families)
     x to several operations                       x ⊙ Σ_i R_i / x: the sum, but for what is zero
 
 Divisions have the authors' stabiliser. Sums run over each sample; the authors' run over the whole batch.
