@@ -205,6 +205,26 @@ def test_decoders(method: str) -> None:
     np.testing.assert_allclose(answered.matrix[0, :6], alone.scores, atol=1e-8)
 
 
+def test_padding_that_spoils_a_batch_is_left_out() -> None:
+    """ModernBERT's eager attention in float64 is NaN where padding sees nothing: inputs then go one by one."""
+    ex = models.explainer("modernbert/classify")
+    ex.subject.model.set_attn_implementation("eager")
+    found = ex.explain(models.TEXTS, Method("lime", evaluations=20))
+    for e, text in zip(found, models.TEXTS, strict=True):
+        np.testing.assert_allclose(e.scores, ex.explain(text, Method("lime", evaluations=20)).scores, atol=1e-6)
+
+
+def test_a_target_that_is_no_number() -> None:
+    def odd(output):
+        return torch.where(output.logits[:, 0] == first, output.logits[:, 0], torch.inf)
+
+    ex = twins.explainer("bert/classify")
+    with torch.no_grad():
+        first = ex.subject.model(**ex.subject.processor(TEXT, return_tensors="pt")).logits[0, 0]
+    with pytest.raises(clearhead.InputError, match="no finite number when units are taken away"):
+        ex.explain(TEXT, "occlusion", target=odd)
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.budget import at_most
+from clearhead.errors import InputError
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.games import Game, Perturbation, Play, Shares
 from clearhead.plan import Plan, Reading
@@ -33,7 +34,7 @@ def from_values(
     recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest
 ) -> list[dict[str, Scores]]:
     with recorder.lock, at_rest(recorder.model), torch.no_grad():
-        plan.value(_output(plan.subject, plan.batch))
+        recorder.run(plan.batch, plan.value, (), leaves=plan.leaves)  # what is predicted
         worth = Worth(plan)
         games = [_Played(reading, plan, i) for reading in readings for i in range(len(plan.samples))]
         _play(games, worth)
@@ -136,11 +137,23 @@ class Worth:
     def find(self, asked: Iterable[_Asked]) -> None:
         """Evaluate what is not known yet."""
         for batch in self._batches({one.key: one for one in asked if one.key not in self.table}.values()):
-            samples = [one.players.without(one.keep) for one in batch]
-            plan = Plan(self.subject, samples, [one.group.targets for one in batch])
-            values = plan.value(_output(self.subject, plan.batch)).detach().double()
-            by_input = values.reshape(plan.steps, len(batch)).mT.tolist()
-            self.table |= {one.key: own for one, own in zip(batch, by_input, strict=True)}
+            values = self._values(batch)
+            if not values.isfinite().all():
+                # Padding that sees nothing is NaN in some models, and makes NaN of what looks at it.
+                for i, one in enumerate(batch):
+                    values[i] = self._values([one])[0]
+            if not values.isfinite().all():
+                raise InputError(
+                    "the target is no finite number when units are taken away (replacement="
+                    f"{batch[0].players.replacement}): choose another target, or another replacement"
+                )
+            self.table |= {one.key: own for one, own in zip(batch, values.tolist(), strict=True)}
+
+    def _values(self, batch: Sequence[_Asked]) -> Float[Tensor, "input target"]:
+        samples = [one.players.without(one.keep) for one in batch]
+        plan = Plan(self.subject, samples, [one.group.targets for one in batch])
+        values = plan.value(_output(self.subject, plan.batch)).detach().double().cpu()
+        return values.reshape(plan.steps, len(batch)).mT.clone()
 
     def _batches(self, asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
         """Inputs of like length together; apart what cannot share a batch."""

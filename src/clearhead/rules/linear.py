@@ -22,6 +22,7 @@ MOVING = _names("""
 """)
 SUMMING = _names("""
     add __add__ __radd__ sub __sub__ __rsub__ subtract rsub neg negative __neg__ mean sum cumsum diff
-    index_add index_add_ scatter_add scatter_add_ avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate
+    index_add index_add_ scatter_add scatter_add_ avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d
+    interpolate
 """)
 LINEAR = MOVING | SUMMING
