@@ -11,7 +11,7 @@ import clearhead
 from clearhead.errors import CostWarning
 from clearhead.methods import Frame
 from clearhead.methods.flow import Flow, flow
-from tests import models
+from tests import dual_models, joint_models, models
 from tests.methods import twins
 
 pytest.importorskip("igraph")
@@ -76,6 +76,13 @@ def test_does_not_depend_on_the_target() -> None:
     ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
     one, other = (ex.explain(text, "flow", target=label).scores for label in (0, 1))
     np.testing.assert_array_equal(one, other)
+
+
+def test_streams_that_look_at_themselves_alone_and_at_each_other() -> None:
+    both = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0], method="flow")
+    assert [part.scores.sum() for part in both] == pytest.approx([1, 1])
+    with pytest.raises(clearhead.Refusal, match="streams look at each other, which it has no rule for"):
+        joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="flow")
 
 
 def frame(units: int, layers: int, rows: int = 1) -> Frame:
