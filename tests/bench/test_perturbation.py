@@ -210,6 +210,12 @@ def test_a_picture_has_no_words_and_a_text_no_patches() -> None:
             measured(ex, examples[:1], how)
 
 
+def test_a_model_that_measures_has_no_classes_to_follow() -> None:
+    ex = explainer("bert/classify", num_labels=1)
+    with pytest.raises(InputError, match="no classes"):
+        measured(ex, [Example("x", "so good")], Texts())
+
+
 def test_sufficiency_keeps_the_highest_scores() -> None:
     ex, examples = of_texts()
     how = Texts(fills=("delete",), fractions=(0.5,), directions=("keep", "negative"), rounding="removed")

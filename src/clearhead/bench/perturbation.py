@@ -187,6 +187,8 @@ class _Judge:
     def __init__(self, ex: "Explainer", whole: Whole, clean: Float[np.ndarray, "label"], judged: str) -> None:
         self.subject, self.label = ex.subject, whole.example.label
         choices = _choices(self.subject, clean)
+        if len(choices) < 2 and not self.subject.multi_label:
+            raise InputError(f"{self.subject.model_class} gives one number and no classes: there is no curve to follow")
         predicted = int(choices.argmax())
         explained = whole.target.classes(_tensor(clean), self.subject)[0]
         self.gold = self._gold(whole, predicted, explained)

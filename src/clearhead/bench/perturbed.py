@@ -128,7 +128,6 @@ _NINE = tuple(tenth / 10 for tenth in range(1, 10))
 PUBLISHED: dict[str, Perturbation] = {
     "te-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
     "bi-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
-    "bi-clip": Pictures(judged="gold", fills=("centre",), ranked="pixel"),
     "idl-images": Pictures(fractions=tuple(step / 20 for step in range(1, 21)), fills=("grey",), ranked="pixel"),
     "bi-movies": Texts(
         explained="gold",
