@@ -1,6 +1,6 @@
 """What the laws run over: every registered method with all its options, on every subject. Explainers are made once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -74,9 +74,10 @@ def with_few(names: Iterable[str]) -> list[Method]:
     return [Method(name, **BUDGETS.get(name, {})) for name in names]
 
 
-def everything(subject: str) -> dict[str, Any]:
+def everything(subject: str, without: Collection[str] = ()) -> dict[str, Any]:
     """Every variant of every method that applies, with every head's share where a method has them."""
-    return {"method": every_variant(subject), "per": None if subject in WINDOWED else "head"}
+    methods = [method for method in every_variant(subject) if method.name not in without]
+    return {"method": methods, "per": None if subject in WINDOWED else "head"}
 
 
 def applies(name: str, subject: str) -> bool:

@@ -33,9 +33,13 @@ def scores(
     baseline: np.ndarray,
     ways: Sequence[float],
 ) -> Float[np.ndarray, "unit"]:
-    """Σ over stretches and features of the mean gradient times what the layer's output gains there."""
+    """Σ over stretches and features of the mean gradient times what the layer's output gains there.
+
+    The gradient at the baseline itself is not used: the first stretch has the one at its end.
+    """
     total = 0.0
     ends = [seen(model, layer, run, baseline + along * (x - baseline)) for along in ways]
+    ends[0] = (ends[0][0], ends[1][1])
     for (before, slope_before), (after, slope_after) in pairwise(ends):
         total = total + 0.5 * (slope_before + slope_after) * (after - before)
     return np.asarray(total).sum(-1)

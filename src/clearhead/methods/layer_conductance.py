@@ -3,11 +3,12 @@
     r_i = Σ_k ∫₀¹ ∂y/∂h_ik (x(α)) · ∂h_ik(x(α))/∂α dα,     x(α) = x′ + α(x − x′)
         ≈ Σ_k Σ_s ½ (g_s + g_{s+1})_ik · (h_{s+1} − h_s)_ik
 
-h_i is what comes out of the layer at unit i, g its gradient, s the points of the way. The scores of every layer add up
-to y(x) − y(x′), the base value being y(x′) (where the target is reached through the layer alone); how far the last
-layer's are from that is in the certificate (`completeness_gap`). The scores are those of the last of `layers`, and
-`per_layer` shows them all, so that one sees where the target's reasons lie at each depth: at the top they lie where the
-target is read. Baselines as in integrated gradients; `rule` says how the `steps` divide the way.
+h_i is what comes out of the layer at unit i, g its gradient, s the points of the way. (In the first stretch, g at its
+end alone: at the baseline itself norms may have next to nothing to divide by, and gradients then know no bounds.) The
+scores of every layer add up to y(x) − y(x′), the base value being y(x′) (where the target is reached through the layer
+alone); how far the last layer's are from that is in the certificate (`completeness_gap`). The scores are those of the
+last of `layers`, and `per_layer` shows them all, so that one sees where the target's reasons lie at each depth: at the
+top they lie where the target is read. Baselines as in integrated gradients; `rule` says how the `steps` divide the way.
 """
 
 from collections.abc import Iterable
@@ -78,12 +79,15 @@ class LayerConductance(PathFold):
         for near in (place - 1, place):  # the stretches that begin and end here
             ends = [seen.get(along) for along in self.ways[near : near + 2]] if near >= 0 else []
             if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-                self.sums[call.layer] = self.sums[call.layer] + self._stretch(ends[0], ends[1])
+                self.sums[call.layer] = self.sums[call.layer] + self._stretch(ends[0], ends[1], first=near == 0)
         for along in [one for one in seen if self._done(one, seen)]:
             seen[along] = (call.hidden_state.new_empty(0), call.hidden_state.new_empty(0))  # of no more use
 
-    def _stretch(self, start: Seen, end: Seen) -> Float[Tensor, "batch unit model"]:
-        gradient = start[1] if self.captum else (start[1] + end[1]) / 2
+    def _stretch(self, start: Seen, end: Seen, first: bool) -> Float[Tensor, "batch unit model"]:
+        if self.captum:
+            gradient = start[1]
+        else:
+            gradient = end[1] if first else (start[1] + end[1]) / 2
         return gradient * (end[0] - start[0])
 
     def _done(self, along: float, seen: dict[float, Seen]) -> bool:

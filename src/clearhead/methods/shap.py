@@ -53,7 +53,6 @@ class _Node:
     "games with a priori unions; the partition explainer of the shap package",
     signed=True,
     target="any",
-    linear_in_target=True,
     model_agnostic=True,
     axioms=("exact on additive games", "complete"),
 )
