@@ -287,7 +287,7 @@ class TestLaws:
         for i, (given, target) in enumerate(zip(batch, targets, strict=True)):
             for name, alone in ex.explain(given, names, target).items():
                 for part in alone:
-                    within = amplified(name, close(family))
+                    within = amplified(part.provenance["method"], close(family))
                     assert gap(together[name][i][part.stream].scores, part.scores) < within, name
                     assert gap(backwards[name][2 - i][part.stream].scores, part.scores) < within, name
 

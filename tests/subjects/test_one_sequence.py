@@ -165,7 +165,8 @@ def test_batched_is_single_in_any_order(name: str) -> None:
     ex, many = joint_models.explainer(name), joint_models.inputs(name)
     many.append({**many[0], **({"regions": joint_models.regions(6, 9)} if name == "visual_bert" else {})})
     methods = applying(ex)
-    assert len(methods) == len(ex.methods())
+    refused = {line.name for line in ex.methods()} - set(methods)
+    assert refused == {"shap", "kernel-shap", "lime", "occlusion", "value-zeroing", "beyond-intuition-token"}
     single = [ex.explain(**one, method=methods) for one in many]
     for order in ([0, 1, 2, 3], [3, 2, 0, 1]):
         batch = ex.explain(**joint_models.together([many[i] for i in order]), method=methods)

@@ -1,6 +1,6 @@
 """Value zeroing: how far each token's state moves when another token has nothing to give.
 
-    C_l[i, j] = 1 − cos(h_i, h_i without v_j),     r = w · Ĉ_L · … · Ĉ_1          w: the read-out
+    C_l[i,j] = 1 − cos(h_i, h_i without v_j),     r = w · Ĉ_L · … · Ĉ_1          w: the read-out
 
 h_i is what layer l makes of token i; without v_j the value vector of token j is zero in all heads of that layer, and
 nothing else is changed: the attention stays as it was. Ĉ is C with rows that sum to one. No identity is added: a

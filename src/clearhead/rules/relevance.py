@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.rules.family import Family, NoRule, like, ruled
@@ -82,7 +82,8 @@ class Relevance(Family):
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         if x not in uses:
             mine, own = uses.setdefault(x, Uses()), x.detach()
-            x.register_hook(lambda r: _cloned(r, own) if mine.several else r)
+            if not isinstance(x, nn.Parameter):  # what arrives at a weight is nobody's, and a hook would stay on it
+                x.register_hook(lambda r: _cloned(r, own) if mine.several else r)
         uses[x].linear += operation == "linear"
         uses[x].other += operation != "linear"
 
