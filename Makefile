@@ -49,8 +49,10 @@ bench: .venv/.stamp ## what recording, an answer word by word, SHAP and a memory
 	.venv/bin/python benchmarks/memory_budget.py
 
 known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
-	.venv/bin/python benchmarks/truth.py --json build/truth.json
-	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth.json
+	for model in logic:100 recall:60 spell:60 shapes-vqa:60 shapes-vilt:60 shapes-detr:30 pets-hans:24; do \
+		.venv/bin/python benchmarks/truth.py --models $${model%:*} --count $${model#*:} \
+			--json build/truth/$${model%:*}.json || exit 1; done
+	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth/*.json
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md

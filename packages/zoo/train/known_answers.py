@@ -1,9 +1,9 @@
 """Write into the cards of known-answer models, and one page, which methods find what is known to be the reason.
 
-    python benchmarks/truth.py --count 100 --json truth.json
-    python packages/zoo/train/known_answers.py --from truth.json [--page docs/known-answers.md]
+    python benchmarks/truth.py --models logic --count 100 --json build/truth/logic.json
+    python packages/zoo/train/known_answers.py --from build/truth/*.json [--page docs/known-answers.md]
 
-The first takes a while on a laptop (every method on every model), the second none.
+The first takes a while on a laptop (every method, model by model), the second none.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ default. {measured} After the dot, the rank; methods that cannot be told apart o
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
 ranking. "–": the method does not apply; why not is said by `ex.methods()`.
 
-Made by `python benchmarks/truth.py --count {count} --json truth.json` and `python packages/zoo/train/known_answers.py
---from truth.json`.
+Made by `make known-answers`.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="measured", type=Path, required=True, help="what benchmarks/truth.py wrote")
+    parser.add_argument("--from", dest="measured", type=Path, nargs="+", required=True, help="what truth.py wrote")
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
-    rows = json.loads(options.measured.read_text(encoding="utf-8"))["rows"]
+    rows = [row for path in options.measured for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     models = list(dict.fromkeys(row["model"] for row in rows))
     tables = {figure: [c for model in models for c in _columns(model, rows, figure)] for figure in FIGURES}
     for model in models:
         _write_card(model, tables)
     count = max(len(column.examples) for column in tables[FIGURES[0]])
-    parts = [HEAD.format(measured=MEASURED.format(count=f"up to {count}"), count=count)]
+    parts = [HEAD.format(measured=MEASURED.format(count=f"up to {count}"))]
     parts += [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
     options.page.write_text("\n".join(parts), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
