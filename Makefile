@@ -46,7 +46,7 @@ bench: .venv/.stamp ## what recording, an answer word by word, SHAP and a memory
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
 	.venv/bin/python benchmarks/generated_tokens.py
 	.venv/bin/python benchmarks/shap_batches.py
-	.venv/bin/python benchmarks/memory_budget.py
+	.venv/bin/python benchmarks/memory_budget.py --inputs 32
 
 known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
 	for model in logic:100 recall:60 spell:60 shapes-vqa:60 shapes-vilt:60 shapes-detr:30 pets-hans:24; do \
