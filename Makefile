@@ -6,10 +6,11 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 EDITABLES := $(foreach project,$(PROJECTS),-e ./$(dir $(project)))
 TYPED := src $(wildcard packages/*/src packages/*/train)
 
-# Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them.
+# Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them. A file
+# goes to one process: its tests share explanations that are made once.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(1)/bin/python -m pytest -n $(WORKERS) $(2) $(ARGS)
+	$(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(2) $(ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
