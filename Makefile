@@ -28,7 +28,7 @@ test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
 
 test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures
 	@scripts/chromium.sh
-	$(call PYTEST,.venv,-m slow)
+	$(call PYTEST,.venv,-m slow --dist load)
 
 test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transformers
 	@scripts/chromium.sh
