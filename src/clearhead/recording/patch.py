@@ -22,6 +22,7 @@ from clearhead.recording.interface import Captured, patching
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.returned import attention_modules
 from clearhead.recording.scope import at_rest, hooks
+from clearhead.recording.tape import Asks
 
 Weights = Float[Tensor, "batch head query key"]
 Visible = Bool[Tensor, "#batch #head query key"]
@@ -168,6 +169,7 @@ def patched(
     patches: Sequence[Patch],
     clean: Sequence[Weights] | None = None,
     leaves: Sequence[str] = (),
+    asks: Asks = frozenset({"attention"}),
 ) -> tuple[Any, list[Captured], dict[str, Tensor]]:
     """The output of one pass with patches in place, its calls, and the vectors of `leaves` that the graph starts from.
 
@@ -178,6 +180,6 @@ def patched(
         recorder.test(inputs)
         patcher = _Patcher(patches, clean)
         with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder, patcher):
-            output, calls, starts = recorder.forward(inputs, frozenset({"attention"}), leaves)
+            output, calls, starts = recorder.forward(inputs, asks, leaves)
         patcher.check(calls, recorder.model)
     return output, calls, starts

@@ -1,0 +1,9 @@
+"""Attention put to the test: does the answer hang on it, and does it agree with other evidence?"""
+
+from clearhead.probes.attacking import adversary
+from clearhead.probes.correlating import correlation
+from clearhead.probes.flattening import uniform
+from clearhead.probes.permuting import permutation
+from clearhead.probes.results import ProbeResult
+
+__all__ = ["ProbeResult", "adversary", "correlation", "permutation", "uniform"]
