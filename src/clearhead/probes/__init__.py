@@ -3,7 +3,9 @@
 from clearhead.probes.attacking import adversary
 from clearhead.probes.correlating import correlation
 from clearhead.probes.flattening import uniform
+from clearhead.probes.per_head import heads
 from clearhead.probes.permuting import permutation
 from clearhead.probes.results import ProbeResult
+from clearhead.probes.skipping import skips
 
-__all__ = ["ProbeResult", "adversary", "correlation", "permutation", "uniform"]
+__all__ = ["ProbeResult", "adversary", "correlation", "heads", "permutation", "skips", "uniform"]

@@ -18,7 +18,6 @@ from clearhead.probes.measures import total_variation
 from clearhead.probes.results import ProbeResult, findings
 from clearhead.probes.subjecting import Batch, Probed, Progress, Scope, Short, scope_of, shortens
 from clearhead.recording.patch import Visible, Weights
-from clearhead.subjects.base import Sample
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -75,10 +74,10 @@ class Shuffling:
         self.draws, self.keep, self.shared, self.seed = draws, keep, shared, seed
 
     def noise(
-        self, sample: Sample, draw: int, layer: int, heads: int, rows: int, width: int
+        self, seed: int, draw: int, layer: int, heads: int, rows: int, width: int
     ) -> Float[Tensor, "head row key"]:
-        """Random numbers for one draw in one layer of one input, wherever it stands."""
-        own = (sample.seed(self.seed) + 1_000_003 * draw + 7919 * layer) % 2**63
+        """Random numbers for one draw in one layer of one input, which `seed` belongs to, wherever it stands."""
+        own = (seed + 1_000_003 * draw + 7919 * layer) % 2**63
         generator = torch.Generator().manual_seed(own)
         return torch.rand(1 if self.shared else heads, rows, width, generator=generator, dtype=torch.float64)
 
@@ -113,7 +112,8 @@ def _in_last_row(batch: Batch, shuffling: Shuffling, scope: Scope) -> list[dict[
     for i, (sample, length) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
         itself = torch.arange(length) == short.rows[i]
         movable = shuffling.movable(short.visible[i, :length], batch.special[i, :length], itself)
-        noise = [shuffling.noise(sample, draw, top, heads, 1, length)[:, 0] for draw in range(shuffling.draws)]
+        seed = sample.seed(shuffling.seed)
+        noise = [shuffling.noise(seed, draw, top, heads, 1, length)[:, 0] for draw in range(shuffling.draws)]
         moved = shuffled(weights[i, :, :, :length], movable, torch.stack(noise))
         weights[i, :, chosen, :length] = moved[:, chosen]
     with torch.no_grad():
@@ -138,11 +138,11 @@ def _in_whole(batch: Batch, shuffling: Shuffling, scope: Scope, frozen: bool) ->
 def _drawn(
     batch: Batch, draws: Int[Tensor, "draw"], shuffling: Shuffling, scope: Scope, frozen: bool
 ) -> Float[Tensor, "draw label"]:
-    sample, length = batch.samples[0], batch.lengths[0]
+    seed, length = batch.samples[0].seed(shuffling.seed), batch.lengths[0]
 
     def weights(attention: Weights, visible: Visible, layer: int) -> Weights:
         heads, rows = attention.shape[1], 1 if scope.only_row else length
-        noise = [shuffling.noise(sample, int(draw), layer, heads, rows, length) for draw in draws]
+        noise = [shuffling.noise(seed, int(draw), layer, heads, rows, length) for draw in draws]
         itself = torch.eye(length, dtype=torch.bool)
         movable = shuffling.movable(visible.cpu(), batch.special[:1, None, None], itself)
         return shuffled(attention, movable.to(attention.device), torch.stack(noise).to(attention.device))
