@@ -7,5 +7,9 @@ from clearhead.probes.per_head import heads
 from clearhead.probes.permuting import permutation
 from clearhead.probes.results import ProbeResult
 from clearhead.probes.skipping import skips
+from clearhead.probes.viewing import AttentionView, view
 
-__all__ = ["ProbeResult", "adversary", "correlation", "heads", "permutation", "skips", "uniform"]
+__all__ = [
+    *("adversary", "correlation", "heads", "permutation", "skips", "uniform", "view"),
+    *("AttentionView", "ProbeResult"),
+]

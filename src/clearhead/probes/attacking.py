@@ -79,6 +79,7 @@ def adversary(
     if sets < 1 or steps < 1:
         raise InputError(f"sets={sets}, steps={steps}: both must be at least 1")
     reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target)
+    probed.check(reach)
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
     for places, batch in probed.batches(1, progress):
         room = _room(batch, reach, sets)

@@ -144,4 +144,4 @@ def _left_out(batch: Batch, players: Players) -> Float[np.ndarray, "player"]:
     samples = list(map(players.without, everyone.fill_diagonal_(False)))
     parts = [samples[start : start + INPUTS] for start in range(0, len(samples), INPUTS)]
     found = torch.cat([part.probabilities for part in map(partial(Batch, batch.probed), parts)])
-    return (found - batch.probabilities).abs().mean(-1).double().cpu().numpy()  # type: ignore[no-any-return]
+    return (found - batch.probabilities).abs().mean(-1).double().cpu().numpy()

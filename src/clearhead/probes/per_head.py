@@ -47,10 +47,10 @@ def heads(ex: "Explainer", inputs: Any, *, target: Any = None, progress: Progres
         found["gradient"].append(_gradient(batch))
         found["ablation"].append(_moved(batch, silent, normalised=False))
         found["patching"].append(_moved(batch, flat, normalised=True))
-        seen += [_looks(batch, i) for i in range(len(batch.samples))]
+        seen += [looks(batch, i) for i in range(len(batch.samples))]
     measured = {name: np.concatenate(parts) for name, parts in found.items()}
-    looks = {name: np.mean([one[name] for one in seen], axis=0) for name in seen[0]}
-    lines = [_line(layer, head, measured, looks) for layer in range(probed.layers) for head in range(probed.heads)]
+    means = {name: np.mean([one[name] for one in seen], axis=0) for name in seen[0]}
+    lines = [_line(layer, head, measured, means) for layer in range(probed.layers) for head in range(probed.heads)]
     first = sorted(lines, key=lambda line: -line["ablation"])[:SHOWN]
     shown = [
         Finding(
@@ -65,13 +65,13 @@ def heads(ex: "Explainer", inputs: Any, *, target: Any = None, progress: Progres
     return ProbeResult("heads", probed.subject.name, settings, lines, shown, SAYS, tables)
 
 
-def _line(layer: int, head: int, measured: dict[str, Any], looks: dict[str, Any]) -> dict[str, Any]:
-    own = {name: float(part[layer, head]) for name, part in looks.items()}
+def _line(layer: int, head: int, measured: dict[str, Any], means: dict[str, Any]) -> dict[str, Any]:
+    own = {name: float(part[layer, head]) for name, part in means.items()}
     values = {name: float(part[:, layer, head].mean()) for name, part in measured.items()}
     return {"layer": layer, "head": head, **values, "pattern": pattern(own), **own}
 
 
-def _looks(batch: Batch, i: int) -> "dict[str, Float[np.ndarray, 'layer head']]":
+def looks(batch: Batch, i: int) -> "dict[str, Float[np.ndarray, 'layer head']]":
     length, units = batch.lengths[i], batch.samples[i].units
     special = torch.tensor(units.special)
     layers = [figures(part[i, :, :length, :length], special, units.names) for part in batch.attention]

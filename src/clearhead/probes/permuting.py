@@ -56,6 +56,7 @@ def permutation(
     if draws < 1:
         raise InputError(f"draws={draws}: it must be at least 1")
     reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target)
+    probed.check(reach)
     shuffling = Shuffling(draws, keep, shared, seed)
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
     short = shortens(probed) and reach.name == "S1"

@@ -48,7 +48,15 @@ class ProbeResult:
         ]
         about = {"schema": "clearhead/probe", "version": 1, "probe": self.probe, "model": self.model}
         rest = {"settings": self.settings, "findings": found, "lines": self.lines, "tables": self.tables}
-        return plain({**about, **rest, "says": self.says})  # type: ignore[no-any-return]
+        return plain({**about, **rest, "says": self.says})
+
+    def markdown(self) -> str:
+        """Heading, figure, table, and what follows."""
+        told = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        rows = [f"| {f.name} | {f.value} | {f.value.count} | {f.meaning} |" for f in self.findings]
+        table = ["| figure | mean [95 % interval] | inputs | what it is |", "| --- | --- | --- | --- |", *rows]
+        head = [f"# {self.probe}: {self.model}", "", told, "", f"![{self.probe}](figure.png)", ""]
+        return "\n".join([*head, *table, "", self.says, ""])
 
     def __rich__(self) -> Any:
         from rich import box

@@ -129,4 +129,4 @@ def _flow(batch: Batch) -> list[float]:
         ran = np.array(graph.maxflow(source, unit, capacity=capacity).flow)
         for past, part in enumerate((slice(None, len(attended)), slice(len(attended), None))):
             total[past] += np.bincount(of_layer[part], weights=ran[part], minlength=depth)
-    return (total[1] / total.sum(0)).tolist()  # type: ignore[no-any-return]
+    return (total[1] / total.sum(0)).tolist()

@@ -100,6 +100,13 @@ class Probed:
         if any(place.shape[1] != place.shape[2] for place in self.tested.places):
             raise Refusal(f"the attention of {name} does not run over its units in every layer")
 
+    def check(self, scope: Scope) -> None:
+        """Whether the model has these heads."""
+        if scope.heads is not None and (not scope.heads or not all(0 <= head < self.heads for head in scope.heads)):
+            raise InputError(
+                f"heads={list(scope.heads)} is not possible: {self.subject.name} has {self.heads} heads, counted from 0"
+            )
+
     @property
     def layers(self) -> int:
         return len(self.tested.places)
