@@ -18,9 +18,9 @@ def test_a_table_and_what_follows(clearhead: Clearhead, bert: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("permutation", ("--draws", 2, "--scope", "S3", "--layer", 1, "--heads", "0,1", "--keep")),
+        ("permutation", ("--draws", 2, "--scope", "S3", "--layer", 1, "--heads", "0,1", "--keep", "--by-head")),
         ("adversary", ("--steps", 2, "--tolerance", 0.5)),
-        ("uniform", ("--frozen",)),
+        ("uniform", ("--frozen", "--candidates", "NEGATIVE, POSITIVE")),
         ("correlation", ("--unit", "token")),
         ("heads", ()),
         ("skips", ()),
@@ -46,7 +46,7 @@ def test_every_probe_writes_its_figure_table_and_data(
     ("arguments", "said"),
     [
         (("permutaton", "So boring"), "did you mean 'permutation'?"),
-        (("uniform", "So boring", "--draws", 3), "--draws is not for uniform, which takes --frozen"),
+        (("uniform", "So boring", "--draws", 3), "--draws is not for uniform, which takes --frozen, --candidates"),
         (("permutation", "So boring", "--heads", "a"), "must be numbers with commas"),
         (("permutation", "So boring", "--heads", "9"), "has 4 heads"),
         (("permutation", "So boring", "--limit", 3), "are for data"),

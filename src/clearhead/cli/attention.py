@@ -50,7 +50,7 @@ def attention(
     if head and out is None:
         raise InputError("--head draws maps: say where they go with --out DIR")
     chosen = [_numbers(words) for words in head or ()]
-    put.check_places(out)
+    put.check_folder(out)
     ex, (raw, *more) = probed_inputs(model, [given], None, None)
     if more:
         raise InputError(f"attention is shown for one input, but {given!r} holds many: give them as --beside")

@@ -27,9 +27,9 @@ EXAMPLES = (
 #: What each probe can be told.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "correlation": ("unit", "seed"),
-    "permutation": ("scope", "layer", "heads", "draws", "keep", "frozen", "seed"),
-    "adversary": ("scope", "layer", "heads", "steps", "tolerance", "seed"),
-    "uniform": ("frozen",),
+    "permutation": ("scope", "layer", "heads", "draws", "keep", "by_head", "frozen", "candidates", "seed"),
+    "adversary": ("scope", "layer", "heads", "steps", "tolerance", "candidates", "seed"),
+    "uniform": ("frozen", "candidates"),
     "heads": (),
     "skips": (),
 }
@@ -53,6 +53,13 @@ def probe(
     keep: Annotated[
         bool, typer.Option("--keep", metavar="", help="permutation: leave weights on special tokens and itself.")
     ] = False,
+    by_head: Annotated[
+        bool, typer.Option("--by-head", metavar="", help="permutation: every head of every layer by itself, too.")
+    ] = False,
+    candidates: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Compare the probabilities of these labels or masked words alone."),
+    ] = None,
     frozen: Annotated[
         bool, typer.Option("--frozen", metavar="", help="Pin the attention of later layers to what it was.")
     ] = False,
@@ -78,12 +85,13 @@ def probe(
         raise unknown("probe", kind, OPTIONS)
     numbers = None if heads is None else _numbers(heads)
     told = {"scope": scope, "layer": layer, "heads": numbers, "draws": draws, "steps": steps, "tolerance": tolerance}
-    told |= {"unit": unit, "seed": seed, "keep": keep or None, "frozen": frozen or None}
+    told |= {"unit": unit, "seed": seed, "keep": keep or None, "frozen": frozen or None, "by_head": by_head or None}
+    told["candidates"] = None if candidates is None else [word.strip() for word in candidates.split(",")]
     given = {name: value for name, value in told.items() if value is not None}
     for name in given:
         if name not in OPTIONS[kind]:
-            raise InputError(f"--{name} is not for {kind}, which takes {_listed(OPTIONS[kind])}")
-    put.check_places(out)
+            raise InputError(f"--{name.replace('_', '-')} is not for {kind}, which takes {_listed(OPTIONS[kind])}")
+    put.check_folder(out)
     ex, raws = probed_inputs(model, inputs, limit, column)
     from clearhead import probes
 
@@ -127,7 +135,7 @@ def _numbers(words: str) -> list[int]:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"--{name}" for name in names) or "no options of its own"
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names) or "no options of its own"
 
 
 def _write(result: "ProbeResult", folder: Path) -> None:

@@ -10,6 +10,13 @@ from clearhead.probes.skipping import skips
 from clearhead.probes.viewing import AttentionView, view
 
 __all__ = [
-    *("adversary", "correlation", "heads", "permutation", "skips", "uniform", "view"),
-    *("AttentionView", "ProbeResult"),
+    "AttentionView",
+    "ProbeResult",
+    "adversary",
+    "correlation",
+    "heads",
+    "permutation",
+    "skips",
+    "uniform",
+    "view",
 ]

@@ -70,6 +70,7 @@ def adversary(
     steps: int = 500,
     seed: int = 0,
     target: Any = None,
+    candidates: Sequence[str | int] | None = None,
     progress: Progress = False,
 ) -> ProbeResult:
     """Search for weights far from the model's own that leave its answer as it is.
@@ -78,7 +79,7 @@ def adversary(
     """
     if sets < 1 or steps < 1:
         raise InputError(f"sets={sets}, steps={steps}: both must be at least 1")
-    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target)
+    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target, candidates)
     probed.check(reach)
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
     for places, batch in probed.batches(1, progress):
@@ -128,7 +129,7 @@ def _room(batch: Batch, scope: Scope, sets: int) -> _Room:
 def _searched(
     room: _Room, batch: Batch, scope: Scope, sets: int, steps: int, margin: float, tolerance: float, seed: int
 ) -> dict[str, Any]:
-    subject, own = batch.probed.subject, room.own.detach()
+    probed, own = batch.probed, room.own.detach()
     generator = torch.Generator().manual_seed(batch.samples[0].seed(seed) % 2**63)
     noise = SPREAD * torch.randn(sets, *own.shape, generator=generator, dtype=torch.float64).to(own)
     logits = noise.requires_grad_()
@@ -137,7 +138,7 @@ def _searched(
     for _ in range(steps):
         with torch.enable_grad():
             free = logits.masked_fill(~room.visible, -torch.inf).softmax(-1)
-            moved = total_variation(room.answers(free), room.clean, subject.multi_label)
+            moved = total_variation(room.answers(free), room.clean, probed.multi_label)
             apart = _smooth(free, own).mean((1, 2, 3))
             between = [_smooth(free[i], free[j]).mean() for i in range(sets) for j in range(i)]
             gain = apart.sum() + (torch.stack(between).sum() / (sets * (sets - 1)) if between else 0)
@@ -153,7 +154,7 @@ def _searched(
     bound = attainable(own, room.visible.expand_as(own)).mean()
     line = {
         "input": batch.name(0),
-        "prediction": subject.label_name(int(room.clean.argmax())),
+        "prediction": probed.label(room.clean),
         "JSD": float(jensen_shannon(best, own).mean()),
         "attainable JSD": float(bound),
         "JSD of the mean head": float(jensen_shannon(best.mean(1), own.mean(1)).mean()),

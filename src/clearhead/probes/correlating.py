@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import Refusal
+from clearhead.errors import Refusal, unknown
 from clearhead.probes.measures import tau_b
 from clearhead.probes.results import ProbeResult, findings
 from clearhead.probes.subjecting import Batch, Probed, Progress
 from clearhead.recording.patch import Patch, Visible, Weights, patched
+from clearhead.subjects.hidden_words import InText
 from clearhead.subjects.hiding import players_of, why_not
 from clearhead.subjects.players import Players
 
@@ -33,6 +34,7 @@ INPUTS, CLASSES = 32, 10
 #: So many random orders make the chance level.
 ORDERS = 20
 ALPHA = 0.05
+UNITS = ("token", "word", "patch")
 BEST = "best head"
 SAYS = (
     "The figures say whether attention orders units as gradients and leaving units out do. A low tau counts against "
@@ -44,13 +46,22 @@ SAYS = (
 
 
 def correlation(
-    ex: "Explainer", inputs: Any, *, unit: str = "word", seed: int = 0, target: Any = None, progress: Progress = False
+    ex: "Explainer",
+    inputs: Any,
+    *,
+    unit: str | None = None,
+    seed: int = 0,
+    target: Any = None,
+    progress: Progress = False,
 ) -> ProbeResult:
     """Rank correlation of attention with gradients and with leaving units out.
 
-    unit: "token" or "word", whose pieces are added up and left out together
+    unit: "token" or "word" (default), whose pieces are added up and left out together; of a picture "patch"
     """
     probed = Probed(ex, inputs, target)
+    unit = unit or ("patch" if probed.samples[0].units.grid is not None else "word")
+    if unit not in UNITS:
+        raise unknown("unit", unit, UNITS)
     if reason := why_not(probed.subject, probed.samples[0]):
         raise Refusal(f"leaving out cannot be tried: {reason}")
     if probed.tested.cuts:
@@ -76,7 +87,7 @@ def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
         "gradient": _summed(_gradient(batch, detached=False), masked),
         f"left out ({masked.replacement})": _left_out(batch, masked),
     }
-    if masked.replacement != "delete" and batch.probed.subject.readout not in ("last",):
+    if isinstance(masked, InText) and masked.replacement != "delete":
         deleted = players_of(batch.probed.subject, sample, unit, "delete")
         evidence["left out (delete)"] = _left_out(batch, deleted)
     line: dict[str, Any] = {"input": batch.name(0), "units": masked.count}
@@ -115,7 +126,11 @@ def _summaries(batch: Batch) -> Mapping[str, Float[Tensor, "list unit"]]:
 
 def _summed(scores: Float[Tensor, "unit"], players: Players) -> Float[np.ndarray, "player"]:
     """The scores of all units of a player, added up; units that always stay are left out."""
-    owner = getattr(players, "owner")  # noqa: B009 – of texts and pictures alike
+    if isinstance(players, InText):
+        owner = players.owner
+    else:  # patches, in their order
+        patch = ~torch.tensor(players.sample.units.special)
+        owner = torch.where(patch, patch.cumsum(0) - 1, -1)
     keep = owner >= 0
     return np.bincount(owner[keep].numpy(), weights=scores.detach().double().cpu()[keep].numpy())
 

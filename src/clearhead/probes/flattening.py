@@ -3,6 +3,7 @@
 Layer by layer and in all layers at once: how far the answer moves, and how often another class is predicted.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +30,19 @@ def flat(attention: Weights, visible: Visible, layer: int) -> Weights:
 
 
 def uniform(
-    ex: "Explainer", inputs: Any, *, frozen: bool = False, target: Any = None, progress: Progress = False
+    ex: "Explainer",
+    inputs: Any,
+    *,
+    frozen: bool = False,
+    target: Any = None,
+    candidates: Sequence[str | int] | None = None,
+    progress: Progress = False,
 ) -> ProbeResult:
-    """Make attention uniform, in the row that is read, layer by layer, and everywhere."""
-    probed = Probed(ex, inputs, target)
+    """Make attention uniform, in the row that is read, layer by layer, and everywhere.
+
+    candidates: compare the probabilities of these labels (or masked words) among themselves, and not of all
+    """
+    probed = Probed(ex, inputs, target, candidates)
     scopes = {f"layer {layer}": Scope("S3", layer) for layer in range(probed.layers)} | {"all layers": Scope("S4")}
     if all(len(probed.subject.rows(sample, probed.target)) == 1 for sample in probed.samples):
         scopes = {"row that is read": Scope("S1"), **scopes}
@@ -47,15 +57,15 @@ def uniform(
 
 
 def _lines(batch: Batch, scopes: dict[str, Scope], frozen: bool) -> list[dict[str, Any]]:
-    subject, clean = batch.probed.subject, batch.probabilities
+    probed, clean = batch.probed, batch.probabilities
     best = clean.argmax(-1)
     lines: list[dict[str, Any]] = [
-        {"input": batch.name(i), "prediction": subject.label_name(int(label))} for i, label in enumerate(best)
+        {"input": batch.name(i), "prediction": probed.label(answer)} for i, answer in enumerate(clean)
     ]
     for name, scope in scopes.items():
         with torch.no_grad():
             found = batch.under(flat, scope, frozen)
-        moved = total_variation(found, clean, subject.multi_label)
+        moved = total_variation(found, clean, probed.multi_label)
         for i, line in enumerate(lines):
             line[f"TVD, {name}"] = float(moved[i])
             line[f"flips, {name}"] = float(found[i].argmax() != best[i])

@@ -45,6 +45,8 @@ def permutation(
     frozen: bool = False,
     seed: int = 0,
     target: Any = None,
+    candidates: Sequence[str | int] | None = None,
+    by_head: bool = False,
     progress: Progress = False,
 ) -> ProbeResult:
     """Shuffle attention over the keys that it sees, and measure how far the answer moves.
@@ -52,10 +54,12 @@ def permutation(
     keep: leave the weights on special tokens and on the query itself where they are
     shared: one permutation for all heads, and not one for each
     frozen: pin the attention of later layers to what it was
+    candidates: compare the probabilities of these labels (or masked words) among themselves, and not of all
+    by_head: measure every head of every layer by itself, too (all its rows), as a table
     """
     if draws < 1:
         raise InputError(f"draws={draws}: it must be at least 1")
-    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target)
+    reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target, candidates)
     probed.check(reach)
     shuffling = Shuffling(draws, keep, shared, seed)
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
@@ -65,7 +69,9 @@ def permutation(
         for place, line in zip(places, found, strict=True):
             lines[place] = line
     settings = {"scope": str(reach), "draws": draws, "keep": keep, "shared": shared, "frozen": frozen, "seed": seed}
-    return ProbeResult("permutation", probed.subject.name, settings, lines, findings(lines, MEANINGS), _says(reach))
+    tables = {"median TVD by layer and head": _by_head(probed, shuffling, frozen)} if by_head else {}
+    shown = findings(lines, MEANINGS)
+    return ProbeResult("permutation", probed.subject.name, settings, lines, shown, _says(reach), tables)
 
 
 class Shuffling:
@@ -136,6 +142,17 @@ def _in_whole(batch: Batch, shuffling: Shuffling, scope: Scope, frozen: bool) ->
     return lines
 
 
+def _by_head(probed: Probed, shuffling: Shuffling, frozen: bool) -> list[list[float]]:
+    """The median of each head, mean over inputs."""
+    batches = [batch for _, batch in probed.batches(INPUTS)]
+
+    def mean(scope: Scope) -> float:
+        lines = [line for batch in batches for line in _in_whole(batch, shuffling, scope, frozen)]
+        return sum(line["median TVD"] for line in lines) / len(lines)
+
+    return [[mean(Scope("S3", layer, (head,))) for head in range(probed.heads)] for layer in range(probed.layers)]
+
+
 def _drawn(
     batch: Batch, draws: Int[Tensor, "draw"], shuffling: Shuffling, scope: Scope, frozen: bool
 ) -> Float[Tensor, "draw label"]:
@@ -155,12 +172,11 @@ def _drawn(
 def _line(
     batch: Batch, i: int, clean: Float[Tensor, "label"], drawn: Float[Tensor, "draw label"], largest: float
 ) -> dict[str, Any]:
-    subject = batch.probed.subject
-    moved = total_variation(drawn, clean, subject.multi_label)
+    moved = total_variation(drawn, clean, batch.probed.multi_label)
     best = int(clean.argmax())
     return {
         "input": batch.name(i),
-        "prediction": subject.label_name(best),
+        "prediction": batch.probed.label(clean),
         "median TVD": float(moved.median()),
         "largest weight": largest,
         "flips": float((drawn.argmax(-1) != best).double().mean()),

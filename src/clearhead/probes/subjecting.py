@@ -20,6 +20,7 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.plan import Plan
 from clearhead.recording.last_row import LastRow
 from clearhead.recording.patch import Patch, Replacing, Weights, patched
+from clearhead.subjects.answers import Answering
 from clearhead.subjects.base import How, Sample
 from clearhead.subjects.masked import MaskedLanguageModel
 from clearhead.subjects.text import TextClassification
@@ -76,16 +77,22 @@ def scope_of(name: str, layer: int | None = None, heads: Sequence[int] | None = 
 class Probed:
     """A model and the inputs that it is probed on."""
 
-    def __init__(self, ex: "Explainer", inputs: Any, target: Any = None, max_length: int | None = None) -> None:
+    def __init__(
+        self, ex: "Explainer", inputs: Any, target: Any = None, candidates: Sequence[str | int] | None = None
+    ) -> None:
         self.ex, self.subject, self.recorder = ex, ex.subject, ex.recorder
         raws = inputs if isinstance(inputs, list) else [inputs]
         if not raws:
             raise InputError("nothing to probe: the list of inputs is empty")
-        how = How(max_length=max_length)
-        self.samples = [sample for raw in raws for sample in self.subject.samples(raw, how)]
+        self.samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
         self.target = make_target(target)
         self.tested = ex._test(self.samples)
+        #: The classes (or masked words) whose probabilities are compared, as shares of theirs; None for all.
+        self.candidates = None if candidates is None else [self.subject.label_index(label) for label in candidates]
+        if self.candidates is not None and len(set(self.candidates)) < 2:
+            raise InputError("candidates= must name at least two different labels or words")
         self._refuse()
+        ex._check_readout(self.samples[0], self.target)
 
     def _refuse(self) -> None:
         name, subject = type(self.subject.model).__name__, self.subject
@@ -93,11 +100,14 @@ class Probed:
             raise Refusal(f"{name} has several streams, and probes are for models of one")
         if subject.regression:
             raise Refusal(f"{name} measures and has no classes, and probes compare probabilities of classes")
-        if subject.readout is None or len(self.subject.steps(self.samples[0], self.target)) > 1:
+        if subject.readout is None:
+            raise Refusal(f"no row of the attention of {name} speaks for its answer, and probes are about such rows")
+        if isinstance(subject, Answering) or len(subject.steps(self.samples[0], self.target)) > 1:
             raise Refusal(f"{name} gives several answers at once, and probes are about one")
         if reason := subject.why_no_attention():
             raise Refusal(reason)
-        if any(place.shape[1] != place.shape[2] for place in self.tested.places):
+        (size,) = self.ex.lengths_tested.values()
+        if any(place.shape != (1, size, size) for place in self.tested.places):
             raise Refusal(f"the attention of {name} does not run over its units in every layer")
 
     def check(self, scope: Scope) -> None:
@@ -118,6 +128,22 @@ class Probed:
     def batches(self, size: int, progress: Progress = False) -> Iterator[tuple[list[int], "Batch"]]:
         for places in followed(list(batches_of(self.samples, size)), progress):
             yield places, Batch(self, [self.samples[i] for i in places])
+
+    def probabilities(self, output: Any, samples: Sequence[Sample]) -> Float[Tensor, "batch label"]:
+        """The probabilities of all classes, or of the candidates among themselves."""
+        targets: list[Target] = [self.target] * len(samples)
+        scores = self.subject.scores(output, samples, targets)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        return probabilities(scores if self.candidates is None else scores[:, self.candidates], self.multi_label)
+
+    @property
+    def multi_label(self) -> bool:
+        return self.subject.multi_label
+
+    def label(self, answer: Float[Tensor, "label"]) -> str:
+        """What the most likely class is called."""
+        best = int(answer.argmax())
+        return self.subject.label_name(best if self.candidates is None else self.candidates[best])
 
     def row(self, sample: Sample) -> int:
         """The row of the last layer that is read."""
@@ -178,9 +204,7 @@ class Batch:
 
     def answer(self, output: Any) -> Float[Tensor, "batch label"]:
         """The probabilities of all classes."""
-        targets: list[Target] = [self.probed.target] * len(self.samples)
-        scores = self.probed.subject.scores(output, self.samples, targets)
-        return probabilities(scores, self.probed.subject.multi_label)
+        return self.probed.probabilities(output, self.samples)
 
     def repeated(self, times: int) -> "Batch":
         """Every sample so many times, one after the other."""
@@ -227,7 +251,7 @@ class Short:
         self.clean = batch.answer(self.last.clean)
         with torch.no_grad():
             gap = float((self.answers(self.attention[:, None])[:, 0] - self.clean).abs().max())
-        if not gap <= EXACT.get(self.clean.dtype, 2e-2):
+        if not gap <= EXACT.get(self.subject.dtype, 2e-2):
             raise Refusal(
                 f"{type(self.subject.model).__name__} gives another answer by the last layer's row alone (gap "
                 f"{gap:.1e}): its answer is made from more than that row"
@@ -243,5 +267,4 @@ class Short:
         # in a sequence of one row, a mask that is to be filled is at the first place
         alone = [replace(sample, masks=(0,) * len(sample.masks)) for sample in self.batch.samples]
         samples = [sample for sample in alone for _ in range(draws)]
-        scores = self.subject.scores(output, samples, [self.batch.probed.target] * len(samples))
-        return probabilities(scores, self.subject.multi_label).unflatten(0, (len(alone), draws))
+        return self.batch.probed.probabilities(output, samples).unflatten(0, (len(alone), draws))

@@ -5,6 +5,7 @@ it and no other row. The model then runs on that row alone, as a sequence of one
 they get, the last is given the row that it had, and its attention what the new weights make of its values.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ class LastRow:
     """One batch, and the row of each of its samples that is read."""
 
     def __init__(self, recorder: Recorder, inputs: Mapping[str, Tensor], rows: Int[Tensor, "batch"]) -> None:
-        self.recorder, who = recorder, torch.arange(len(rows))
+        self.recorder, who, self.thread = recorder, torch.arange(len(rows)), threading.get_ident()
         self.model = recorder.model
         places = recorder.test(inputs).places
         blocks = blocks_of(self.model)
@@ -101,6 +102,8 @@ class LastRow:
         *args: Any,
         **named: Any,
     ) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **named)  # somebody else's pass through the same model
         if not waiting[id(layer)]:
             return forward(state, *args[1:], **named) if args else forward(**{**named, "hidden_states": state})
         waiting[id(layer)] -= 1

@@ -20,17 +20,21 @@ FAINT = 0.02
 
 def overview(view: "AttentionView") -> Figure:
     """A small map for each head, the deepest layer on top, each with the name of its pattern."""
-    layers, heads = view.attention.shape[:2]
-    figure = Drawing(figsize=(1.0 + 1.1 * heads, 0.6 + 1.25 * layers), layout="constrained")
-    every = figure.subplots(layers, heads, squeeze=False)
+    layers, heads, n, _ = view.attention.shape
+    high, wide = n + max(2, n // 4), n + max(1, n // 10)  # room for a name above each map
+    sheet = np.full((layers * high, heads * wide), np.nan)
+    figure = Drawing(figsize=(0.8 + 1.05 * heads, 0.4 + 1.2 * layers))
+    axes = figure.add_axes((0.5 / figure.get_figwidth(), 0.01, 1 - 0.6 / figure.get_figwidth(), 0.98))
     for layer in range(layers):
+        top = (layers - 1 - layer) * high + high - n
+        axes.text(
+            -wide / 10, top + n / 2, f"layer {layer}", fontsize=7, color=_INK, rotation=90, va="center", ha="right"
+        )
         for head in range(heads):
-            axes = every[layers - 1 - layer][head]
-            axes.imshow(view.attention[layer, head], cmap="Blues", vmin=0, vmax=1)
-            axes.set_title(view.pattern(layer, head), fontsize=6, color=_SOFT, pad=2)
-            axes.set_xticks([])
-            axes.set_yticks([])
-        every[layers - 1 - layer][0].set_ylabel(f"layer {layer}", fontsize=7, color=_INK)
+            sheet[top : top + n, head * wide : head * wide + n] = view.attention[layer, head]
+            axes.text(head * wide, top - 1, view.pattern(layer, head), fontsize=6, color=_SOFT)
+    axes.imshow(sheet, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.axis("off")
     return figure
 
 

@@ -60,7 +60,13 @@ def _violins(axes: Axes, weights: np.ndarray, values: np.ndarray) -> None:
 
 
 def _permutation(figure: Figure, result: "ProbeResult") -> None:
-    axes = _axes(figure, "largest weight, mean over heads", "median TVD of shuffled attention")
+    by_head = result.tables.get("median TVD by layer and head")
+    axes, *more = figure.subplots(1, 1 if by_head is None else 2, squeeze=False)[0]
+    if by_head is not None:
+        _labelled(more[0], "head", "layer")
+        shown = more[0].imshow(by_head, cmap="Blues", origin="lower", aspect="auto", vmin=0)
+        figure.colorbar(shown, ax=more[0], shrink=0.8).set_label("median TVD, all rows of the head", fontsize=8)
+    _labelled(axes, "largest weight, mean over heads", "median TVD of shuffled attention")
     _violins(axes, result.column("largest weight"), result.column("median TVD"))
     axes.set_ylim(bottom=0)
 
