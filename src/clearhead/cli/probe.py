@@ -84,7 +84,14 @@ def probe(
     if kind not in OPTIONS:
         raise unknown("probe", kind, OPTIONS)
     numbers = None if heads is None else _numbers(heads)
-    told = {"scope": scope, "layer": layer, "heads": numbers, "draws": draws, "steps": steps, "tolerance": tolerance}
+    told: dict[str, Any] = {
+        "scope": scope,
+        "layer": layer,
+        "heads": numbers,
+        "draws": draws,
+        "steps": steps,
+        "tolerance": tolerance,
+    }
     told |= {"unit": unit, "seed": seed, "keep": keep or None, "frozen": frozen or None, "by_head": by_head or None}
     told["candidates"] = None if candidates is None else [word.strip() for word in candidates.split(",")]
     given = {name: value for name, value in told.items() if value is not None}
