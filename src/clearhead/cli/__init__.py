@@ -10,11 +10,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import clearhead
+from clearhead.cli import attention as attending
 from clearhead.cli import bench as benchmark
 from clearhead.cli import convert as converting
 from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
+from clearhead.cli import probe as probing
 from clearhead.cli import process as process
 from clearhead.cli.inputs import check_data, data_among, load, opened
 from clearhead.datasets import Dataset, recognise
@@ -269,6 +271,8 @@ def models(as_json: opt.Json = False) -> None:
 app.command(epilog=examples(*benchmark.EXAMPLES))(benchmark.bench)
 app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
+app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
+app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
 
 
 @app.command(epilog=examples("clearhead version --json"))
