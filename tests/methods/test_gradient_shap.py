@@ -48,6 +48,14 @@ def test_examples_as_baselines() -> None:
     assert twins.gap(e.scores, expected) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["gradient-shap", "deeplift-shap"])
+def test_one_example_is_a_text_and_not_its_letters(name: str) -> None:
+    ex, text = twins.explainer("bert/classify"), models.TEXTS[1]
+    one, listed = (ex.explain(text, Method(name, examples=given)).scores for given in ("bad", ["bad"]))
+    np.testing.assert_array_equal(one, listed)
+    assert not ex.explain(text, Method(name, examples=text)).scores.any()
+
+
 def test_seeded_by_content() -> None:
     ex, text = twins.explainer("bert/classify"), models.TEXTS[0]
     one, same, other = (ex.explain(text, "gradient-shap", seed=seed).scores for seed in (0, 0, 1))

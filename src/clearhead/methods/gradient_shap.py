@@ -15,7 +15,7 @@ import torch
 
 from clearhead.methods.base import Scores, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Step, counted, example
+from clearhead.methods.paths import PathFold, Point, Step, counted, named
 from clearhead.recording.tape import Tape
 
 
@@ -36,7 +36,7 @@ class GradientShap(PathFold):
     samples: int = 50
     noise: float = 0.0
     baselines: str | tuple[str, ...] | None = None
-    examples: tuple[str, ...] = ()
+    examples: str | tuple[str, ...] = ()
     reduce: Reduce = "sum"
 
     @property
@@ -45,8 +45,7 @@ class GradientShap(PathFold):
 
     def begin(self) -> None:
         counted(self.samples)
-        named = (self.baselines,) if isinstance(self.baselines, str) else self.baselines or ()
-        self.among = (*named, *map(example, self.examples))
+        self.among = named(self.baselines, self.examples)
         self.baseline = self.among if len(self.among) > 1 else next(iter(self.among), None)
         self.mean: torch.Tensor | float = 0.0
         self.sums: list[torch.Tensor] = []
