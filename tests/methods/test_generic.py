@@ -30,7 +30,7 @@ def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
     twins.assert_twins("generic", "dinov2/image", layers=layers, heads=heads, every_row=True)
 
 
-@pytest.mark.parametrize("fusion", ["mean, clamp", "means apart"])
+@pytest.mark.parametrize("fusion", ["mean-clamp", "separate-means"])
 @pytest.mark.parametrize("subject", ["bert/classify", "beit/image", "modernbert/mask"])
 def test_heads_joined_in_another_order(subject: str, fusion: str) -> None:
     """Every row, so that the whole matrix is compared; the three orders give three answers."""

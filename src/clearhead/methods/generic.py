@@ -26,7 +26,7 @@ from clearhead.rules.relevance import Relevance
 Guard = Literal["rows", "additions", "none"]
 #: How heads are joined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code
 #: for ViT); means of attention and gradient apart, then product and clamp (InterpretDL).
-Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
+Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
 
 
 @register(
@@ -46,7 +46,7 @@ class Generic(Fold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp, mean")
+    fusion: Fusion = of_authors("clamp-mean")
     lrp: bool = of_authors(False)
 
     beside: ClassVar[bool] = True
@@ -69,16 +69,16 @@ class Generic(Fold):
 
     def finish(self, tape: Tape) -> Scores:
         found = super().finish(tape)
-        return found if self.fusion == "clamp, mean" else replace(found, per_head=None)  # heads were joined before
+        return found if self.fusion == "clamp-mean" else replace(found, per_head=None)  # heads were joined before
 
 
 def relevance_of(call: Call, fusion: Fusion, lrp: bool = False) -> Float[Tensor, "batch head query key"]:
     """Head by head where each is clamped by itself, else one map for all."""
     if lrp:
         call = replace(call, attention=call.relevance)
-    if fusion == "clamp, mean":
+    if fusion == "clamp-mean":
         return call.positive
     assert call.attention is not None and call.attention_gradient is not None
-    if fusion == "mean, clamp":
+    if fusion == "mean-clamp":
         return (call.attention * call.attention_gradient).mean(1, keepdim=True).clamp_(min=0)
     return (call.attention.mean(1, keepdim=True) * call.attention_gradient.mean(1, keepdim=True)).clamp_(min=0)

@@ -42,7 +42,7 @@ register_profile(
         methods={
             "beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone),
             "beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone),
-            "generic": Settings({"fusion": "mean, clamp"}, finish=with_identity),
+            "generic": Settings({"fusion": "mean-clamp"}, finish=with_identity),
             "rollout": Settings(finish=patches_alone),
             "attention": Settings({"by_query": True}, finish=patches_scaled),
             "attention-gradcam": Settings({"by_query": True}, finish=patches_scaled),
@@ -70,7 +70,7 @@ register_profile(
         differs="Generic Attention as their code for ViT has it: heads are averaged before the clamp, which is another "
         "explanation; all layers (their perturbation script leaves out the first: layers=(1, None)); the class token "
         "is cut off.",
-        methods={"generic": Settings({"fusion": "mean, clamp"}, finish=patches_alone)},
+        methods={"generic": Settings({"fusion": "mean-clamp"}, finish=patches_alone)},
     )
 )
 

@@ -38,11 +38,11 @@ register_profile(
         "for.",
         methods={
             "generic": Settings(
-                {"fusion": "means apart", "layers": (3, None)}, scale="probability", finish=with_identity
+                {"fusion": "separate-means", "layers": (3, None)}, scale="probability", finish=with_identity
             )
         },
         texts={
-            "generic": Settings({"fusion": "means apart", "layers": (-1, None)}, finish=identity_kept, predicted=True)
+            "generic": Settings({"fusion": "separate-means", "layers": (-1, None)}, finish=identity_kept, predicted=True)
         },
     )
 )
