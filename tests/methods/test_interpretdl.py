@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.errors import ClearheadWarning
 from tests import models
 from tests.methods import twins
 from tests.replicas import beyond_intuition_head as head
@@ -76,7 +77,10 @@ def test_on_texts(text: str) -> None:
         chosen = list(range(3)[slice(*layers)])
         assert twins.gap(e.scores, replica.token_wise_on_bert(model, other, wished, chosen)[0]) < 1e-9
     # GA explains the predicted class, whichever one is asked for
-    e = ex.explain(text, "generic", target=label, profile="idl_ga")
+    with pytest.warns(ClearheadWarning, match=f"target={label} is ignored"):
+        e = ex.explain(text, "generic", target=label, profile="idl_ga")
+    assert e.provenance["ignored_target"] == str(label)
+    assert "ignored_target" not in ex.explain(text, "generic", profile="idl_ga").provenance
     expected = generic.matrix(mine, [2], fusion="separate-means")[0]
     expected[0] += 1
     assert e.target["index"] != label and twins.gap(e.scores, expected) < 1e-9
