@@ -224,7 +224,7 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
             **({} if readout == plan.subject.default_readout() else {"readout": readout}),
         },
         "citation": declaration.citation,
-        "signed": declaration.signed,
+        "signed": reading.any_fold.signed,
         "linear_in_target": reading.any_fold.linear_in_target,
         "input": plan.fingerprints[i],
         "parts": declaration.parts,

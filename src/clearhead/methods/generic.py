@@ -5,8 +5,9 @@
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
 lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern; here only `aggregate` counts (without it R is replaced, not added to), `fusion`, and `lrp`, the authors'
-ablation: the relevance of A_l by rules of propagation (`rules/relevance.py`) in place of A_l.
+concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is replaced, not
+added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
+(`rules/relevance.py`) in place of A_l.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
@@ -57,6 +59,11 @@ class Generic(Fold):
         return "rules" if options.get("lrp") else "tape"
 
     def begin(self) -> None:
+        if not self.normalise or not self.within or self.guard != "rows":
+            raise InputError(
+                "normalise=, within= and guard= are about streams that look at each other (rules 8 to 10), and here "
+                "there is one, or each looks at itself alone: leave them out"
+            )
         self.rows = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:

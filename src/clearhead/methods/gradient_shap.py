@@ -6,7 +6,8 @@
 integrated gradients) or of the `examples`: texts, or paths of pictures, whose vectors take the place of the input's (a
 shorter text is filled up with the default baseline). Random numbers are keyed by seed and content. With one baseline
 the scores are an estimate of integrated gradients; how uncertain their sum is (`standard_error`, of the mean over the
-draws) is in the certificate, and with one baseline how far it is from y(x) − y(x′) (`completeness_gap`).
+draws) is in the certificate, and with one baseline how far it is from y(x) − y(x′), relative to the largest
+score (`completeness_gap`).
 """
 
 from collections.abc import Iterable
