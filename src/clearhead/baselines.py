@@ -1,5 +1,6 @@
 """Baselines by name: what an input is held against, as vectors of the model's own kind."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from clearhead.errors import InputError, Refusal
 from clearhead.methods.paths import EXAMPLE
 from clearhead.plan import Plan
 from clearhead.recording.recorder import Recorder
+from clearhead.recording.scope import at_rest, hooks, lock_of
 from clearhead.subjects.base import How
 
 #: What words, pictures and other numbers can be held against.
@@ -108,12 +110,33 @@ class Baselines:
 
     def _refuse_zero(self, name: str) -> None:
         norms = {type(module).__name__ for module in self.recorder.model.modules() if _forgets_length(module)}
+        norms |= self._norms_of_words()
         if norms:
             raise Refusal(
                 f"{type(self.recorder.model).__name__} has {', '.join(sorted(norms))}, which forgets how long a vector "
-                f"is: on the way from baseline={name!r} (zero) everything happens at the very start, and no number of "
-                "steps is enough. Choose another baseline, such as 'mean'"
+                f"is and reads words without positions: it has no answer at baseline={name!r} (zero), and all that "
+                "changes on the way to the input changes right beside it. Choose another baseline, such as 'mean'"
             )
+
+    def _norms_of_words(self) -> set[str]:
+        """The norms that are given nothing where words are nothing: nothing was added to words on the way there."""
+        model, subject, thread = self.recorder.model, self.subject, threading.get_ident()
+        found: set[str] = set()
+
+        def nothing(lookup: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            return torch.zeros_like(output) if threading.get_ident() == thread else None
+
+        def listen(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread and args and not args[0].any():
+                found.add(type(norm).__name__)
+
+        norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+        handles = [norm.register_forward_pre_hook(listen) for norm in norms]
+        handles += [lookup.register_forward_hook(nothing) for lookup in self.recorder.lookups()]
+        one = Plan(subject, self.plan.given[:1], [[self.plan.targets[0]]])
+        with lock_of(model), at_rest(model), torch.no_grad(), subject.scope(), hooks(handles):
+            model(**one.batch)
+        return found
 
     def _special(self, leaf: str) -> Tensor:
         """Tokens that frame a text stay in its baseline."""

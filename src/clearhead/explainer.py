@@ -113,8 +113,10 @@ class Explainer:
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
         methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
-        authors = profile_named(profile, self.subject.takes)
+        authors = profile_named(profile, self.subject)
+        ignored = None
         if authors is not None:
+            ignored = target if authors.ignored([method.name for method in methods], target) else None
             methods = [authors.applied(method) for method in methods]
             target, scale = authors.asked([method.name for method in methods], target, scale)
         if not methods:
@@ -132,7 +134,7 @@ class Explainer:
             samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(batches_of(samples, batch_size))
-        request = Request(methods, how, per, seed, authors)
+        request = Request(methods, how, per, seed, authors, ignored)
         budget = None if memory is None else Budget(bytes_of(memory))
         for places in followed(batches, progress):
             found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)

@@ -31,6 +31,8 @@ class Request:
     per: str | None
     seed: int = 0
     profile: Profile | None = None
+    #: The target that was given and that the profile's author does not heed.
+    ignored: Any = None
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 
@@ -216,12 +218,13 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
         "heads": reading.any_fold.heads,
         "reading": {**request.reading, **({"answer": list(getattr(plan.samples[i], "answer", ()))} if given else {})},
         "profile": None if request.profile is None else request.profile.name,
+        **({} if request.ignored is None else {"ignored_target": str(request.ignored)}),
         "loading": {
             **({} if plan.subject.task is None else {"task": plan.subject.task}),
             **({} if readout == plan.subject.default_readout() else {"readout": readout}),
         },
         "citation": declaration.citation,
-        "signed": declaration.signed,
+        "signed": reading.any_fold.signed,
         "linear_in_target": reading.any_fold.linear_in_target,
         "input": plan.fingerprints[i],
         "parts": declaration.parts,

@@ -17,7 +17,7 @@ TOGETHER = [
     clearhead.Method("attention-gradient", heads=[1]),
     clearhead.Method("attention-x-gradient", layers=(0, 2)),
     clearhead.Method("generic"),
-    clearhead.Method("generic", fusion="means apart"),
+    clearhead.Method("generic", fusion="separate-means"),
     clearhead.Method("generic", layers=(0, 1), rows="all"),
     clearhead.Method("grad-sam", heads=[0, 3]),
     clearhead.Method("grad-sam", received=True),

@@ -87,7 +87,7 @@ def test_scores_add_up_and_the_certificate_says_how_well() -> None:
         assert checks["completeness_gap"] < 1e-9 and checks["step_doubling_error"] < 1e-9
         wrong = rough.certificate["checks"]
         assert wrong["completeness_gap"] == pytest.approx(
-            abs(rough.base_value + rough.scores.sum() - rough.target["value"]), rel=1e-6
+            abs(rough.base_value + rough.scores.sum() - rough.target["value"]) / np.abs(rough.scores).max(), rel=1e-6
         )
         assert wrong["step_doubling_error"] > 1e-4
     # one step cannot be halved
@@ -177,6 +177,20 @@ def test_zero_is_refused_where_it_cannot_converge() -> None:
         ex.explain(inputs, Method("integrated-gradients", baseline="zero"))
     e = ex.explain(inputs, Method("integrated-gradients", steps=200))
     assert e.base_value + e.scores.sum() == pytest.approx(e.target["value"], abs=1e-3)
+
+
+def test_zero_is_refused_where_a_norm_reads_words_alone() -> None:
+    """Positions that turn queries and keys are not added to words: ModernBERT's LayerNorm is given α times a word."""
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_labels=3,
+        pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    ex = clearhead.load(transformers.ModernBertForSequenceClassification(config).eval())
+    for name in ("integrated-gradients", "deeplift"):
+        with pytest.raises(clearhead.Refusal, match=r"LayerNorm.*reads words without positions.*baseline='zero'"):
+            ex.explain({"input_ids": torch.tensor([[1, 9, 30, 2]])}, Method(name, baseline="zero"))
+    assert found("bert/classify", steps=1, baseline="zero")
 
 
 def test_several_targets_at_once() -> None:

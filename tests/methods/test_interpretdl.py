@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.errors import ClearheadWarning
 from tests import models
 from tests.methods import twins
 from tests.replicas import beyond_intuition_head as head
@@ -41,7 +42,7 @@ def test_on_pictures() -> None:
     known = {
         ("idl_bt", HEAD): replica.head_wise(mine, wished, [1, 2])[0],
         ("idl_bt", TOKEN): token.matrix(model, mine, wished, [1, 2])[0],
-        ("idl_ga", "generic"): generic.matrix(other, [1, 2], fusion="means apart")[0],
+        ("idl_ga", "generic"): generic.matrix(other, [1, 2], fusion="separate-means")[0],
     }
     for (profile, method), expected in known.items():
         e = ex.explain(raw, method, target=label, profile=profile, layers=(1, None))
@@ -60,7 +61,7 @@ def test_on_pictures_whose_patches_are_averaged() -> None:
     e = ex.explain(raw, HEAD, target=label, profile="idl_bt", layers=(0, None))
     assert twins.gap(e.scores[1:], (rows @ replica.head_wise(mine, wished, [0, 1, 2]))[1:]) < 1e-5
     e = ex.explain(raw, "generic", target=label, profile="idl_ga", layers=(0, None))
-    whole = generic.matrix(other, fusion="means apart") + np.eye(other.units)
+    whole = generic.matrix(other, fusion="separate-means") + np.eye(other.units)
     assert twins.gap(e.scores[1:], (rows @ whole)[1:]) < 1e-5
 
 
@@ -76,7 +77,10 @@ def test_on_texts(text: str) -> None:
         chosen = list(range(3)[slice(*layers)])
         assert twins.gap(e.scores, replica.token_wise_on_bert(model, other, wished, chosen)[0]) < 1e-9
     # GA explains the predicted class, whichever one is asked for
-    e = ex.explain(text, "generic", target=label, profile="idl_ga")
-    expected = generic.matrix(mine, [2], fusion="means apart")[0]
+    with pytest.warns(ClearheadWarning, match=f"target={label} is ignored"):
+        e = ex.explain(text, "generic", target=label, profile="idl_ga")
+    assert e.provenance["ignored_target"] == str(label)
+    assert "ignored_target" not in ex.explain(text, "generic", profile="idl_ga").provenance
+    expected = generic.matrix(mine, [2], fusion="separate-means")[0]
     expected[0] += 1
     assert e.target["index"] != label and twins.gap(e.scores, expected) < 1e-9

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +160,28 @@ def test_methods_that_others_claim_patents_on_say_so_everywhere(capsys: pytest.C
     said = " ".join(capsys.readouterr().out.split())
     assert " ".join(lines["lrp"].split()) in said
     assert ", ".join(sorted(claimed)) + ": Others claim patents" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("integrated-gradients", {"baseline": 3}),
+        ("smoothgrad", {"noise": "x"}),
+        ("smoothgrad", {"noise": float("nan")}),
+        ("smoothgrad", {"noise": -1}),
+        ("smoothgrad", {"samples": 2.5}),
+        ("lime", {"ridge": "a"}),
+        ("deeplift-shap", {"baselines": 3}),
+        ("gradient-shap", {"examples": ["a text", 3]}),
+    ],
+)
+def test_options_are_held_to_their_types(name: str, options: dict[str, Any]) -> None:
+    (option,) = options
+    with pytest.raises(clearhead.InputError, match=f"^{option}=.* is not possible: give "):
+        clearhead.Method(name, **options)
+
+
+def test_options_of_the_right_types() -> None:
+    assert clearhead.Method("smoothgrad", noise=1).option("noise") == 1
+    assert clearhead.Method("lime", width=None).option("width", "absent") is None
+    assert clearhead.Method("gradient-shap", baselines=["zero", "mean"]).option("baselines") == ("zero", "mean")

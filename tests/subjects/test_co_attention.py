@@ -186,7 +186,7 @@ def joined(look: replica.Look, fusion: str) -> replica.Look:
     """Heads joined before the clamp, as one head."""
     apart = look.attention.mean(0), look.gradient.mean(0)
     product = (look.attention * look.gradient).mean(0)
-    attention, gradient = apart if fusion == "means apart" else (product, np.ones_like(product))
+    attention, gradient = apart if fusion == "separate-means" else (product, np.ones_like(product))
     return replica.Look(look.module, attention[None], gradient[None], look.looks, look.seen)
 
 
@@ -198,7 +198,7 @@ def test_heads_joined_in_another_order(name: str) -> None:
         ex.subject.model, joint_models.model_inputs(name, given), lambda output: logits_of(output)[0, 1]
     )
     usual = ex.explain(**given, target=1)
-    for fusion in ("mean, clamp", "means apart"):
+    for fusion in ("mean-clamp", "separate-means"):
         e = ex.explain(**given, method=Method("generic", fusion=fusion), target=1)
         steps = [[joined(look, fusion) for look in step] for step in steps_of(name, looks)]
         matrices = replica.generic(steps, {look.looks: len(look.attention[0]) for step in steps for look in step})

@@ -3,18 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import ceil, floor
-from operator import index
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
+from clearhead.methods.options import SHARED, Layers, own_option
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
-Layers = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,12 @@ class Fold:
         return self.declaration.linear_in_target
 
     @property
+    def signed(self) -> bool:
+        """Whether scores can be below zero, with these options: of vectors, a sum can, a length cannot."""
+        reduce = getattr(self, "reduce", None)
+        return self.declaration.signed if reduce is None else reduce == "sum"
+
+    @property
     def reads_the_readout(self) -> bool:
         """Whether the scores depend, with these options, on which row speaks for the target."""
         return "rows" in self.declaration.has
@@ -174,6 +179,10 @@ class AcrossFold:
     def __post_init__(self) -> None:
         self.heads: list[int] | None = None
         self.begin()
+
+    @property
+    def signed(self) -> bool:
+        return self.declaration.signed
 
     def begin(self) -> None:
         """Set up the state before the first call."""
@@ -255,45 +264,6 @@ def across(name: str) -> Callable[[A], A]:
     return decorate
 
 
-def _layers(given: Any) -> Layers:
-    ends = given
-    if isinstance(given, range):
-        ends = (given.start, given.stop) if given.step == 1 else ()
-    try:
-        first, stop = ends
-        return None if first is None else index(first), None if stop is None else index(stop)
-    except (TypeError, ValueError):
-        said = f"layers={given!r} is not a half-open range: say (first, stop), e.g. (-4, None) or (0, 6)"
-        raise InputError(said) from None
-
-
-def _heads(given: Any) -> tuple[int, ...]:
-    try:
-        return tuple(index(head) for head in given)
-    except TypeError:
-        said = f"heads={given!r} is not a list of heads: say which ones, counted from 0, e.g. [0, 3]"
-        raise InputError(said) from None
-
-
-def _rows(given: Any) -> str:
-    if given != "all":
-        raise InputError(f"rows={given!r} is not known: leave it out for the read-out, or say rows='all'")
-    return "all"
-
-
-def _own_option(key: str, given: Any, hint: Any) -> Any:
-    """An option of one method, held to its type: any text is true to Python, "False" among them."""
-    if hint is bool and not isinstance(given, bool):
-        raise InputError(f"{key}={given!r} is neither True nor False")
-    if get_origin(hint) is Literal and given not in get_args(hint):
-        raise unknown(key, given, get_args(hint))
-    return tuple(given) if isinstance(given, list) else given
-
-
-#: The options that methods share, and how each is made sure of.
-SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows}
-
-
 @dataclass(frozen=True)
 class Method:
     """A method with its own arguments: `clearhead.Method("generic", layers=(-4, None))`.
@@ -319,7 +289,7 @@ class Method:
                 raise InputError(f"{name} has no {key}=: methods that have it are {with_it}")
         hints = get_type_hints(REGISTRY[name])
         frozen = {
-            key: SHARED[key](value) if key in SHARED else _own_option(key, value, hints[key])
+            key: SHARED[key](value) if key in SHARED else own_option(key, value, hints[key])
             for key, value in given.items()
         }
         object.__setattr__(self, "name", name)

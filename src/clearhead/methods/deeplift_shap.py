@@ -15,7 +15,7 @@ import torch
 
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import counted, example
+from clearhead.methods.paths import counted, named
 from clearhead.methods.references import Held, Reference, ReferenceFold
 from clearhead.recording.tape import Tape
 
@@ -36,7 +36,7 @@ from clearhead.recording.tape import Tape
 class DeepLiftShap(ReferenceFold):
     samples: int = 8
     baselines: str | tuple[str, ...] | None = None
-    examples: tuple[str, ...] = ()
+    examples: str | tuple[str, ...] = ()
     reduce: Reduce = "sum"
     captum: bool = of_authors(False)
 
@@ -46,8 +46,7 @@ class DeepLiftShap(ReferenceFold):
 
     def begin(self) -> None:
         counted(self.samples)
-        named = (self.baselines,) if isinstance(self.baselines, str) else self.baselines or ()
-        self.among = (*named, *map(example, self.examples))
+        self.among = named(self.baselines, self.examples)
         self.products: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 

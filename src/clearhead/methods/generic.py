@@ -5,8 +5,9 @@
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
 lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern; here only `aggregate` counts (without it R is replaced, not added to), `fusion`, and `lrp`, the authors'
-ablation: the relevance of A_l by rules of propagation (`rules/relevance.py`) in place of A_l.
+concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is replaced, not
+added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
+(`rules/relevance.py`) in place of A_l.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
@@ -26,7 +28,7 @@ from clearhead.rules.relevance import Relevance
 Guard = Literal["rows", "additions", "none"]
 #: How heads are joined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code
 #: for ViT); means of attention and gradient apart, then product and clamp (InterpretDL).
-Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
+Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
 
 
 @register(
@@ -46,7 +48,7 @@ class Generic(Fold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp, mean")
+    fusion: Fusion = of_authors("clamp-mean")
     lrp: bool = of_authors(False)
 
     beside: ClassVar[bool] = True
@@ -57,6 +59,11 @@ class Generic(Fold):
         return "rules" if options.get("lrp") else "tape"
 
     def begin(self) -> None:
+        if not self.normalise or not self.within or self.guard != "rows":
+            raise InputError(
+                "normalise=, within= and guard= are about streams that look at each other (rules 8 to 10), and here "
+                "there is one, or each looks at itself alone: leave them out"
+            )
         self.rows = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
@@ -69,16 +76,16 @@ class Generic(Fold):
 
     def finish(self, tape: Tape) -> Scores:
         found = super().finish(tape)
-        return found if self.fusion == "clamp, mean" else replace(found, per_head=None)  # heads were joined before
+        return found if self.fusion == "clamp-mean" else replace(found, per_head=None)  # heads were joined before
 
 
 def relevance_of(call: Call, fusion: Fusion, lrp: bool = False) -> Float[Tensor, "batch head query key"]:
     """Head by head where each is clamped by itself, else one map for all."""
     if lrp:
         call = replace(call, attention=call.relevance)
-    if fusion == "clamp, mean":
+    if fusion == "clamp-mean":
         return call.positive
     assert call.attention is not None and call.attention_gradient is not None
-    if fusion == "mean, clamp":
+    if fusion == "mean-clamp":
         return (call.attention * call.attention_gradient).mean(1, keepdim=True).clamp_(min=0)
     return (call.attention.mean(1, keepdim=True) * call.attention_gradient.mean(1, keepdim=True)).clamp_(min=0)

@@ -40,7 +40,7 @@ class GenericAcross(AcrossFold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp, mean")
+    fusion: Fusion = of_authors("clamp-mean")
     lrp: bool = of_authors(False)
 
     beside: ClassVar[bool] = True

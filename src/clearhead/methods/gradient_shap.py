@@ -6,7 +6,8 @@
 integrated gradients) or of the `examples`: texts, or paths of pictures, whose vectors take the place of the input's (a
 shorter text is filled up with the default baseline). Random numbers are keyed by seed and content. With one baseline
 the scores are an estimate of integrated gradients; how uncertain their sum is (`standard_error`, of the mean over the
-draws) is in the certificate, and with one baseline how far it is from y(x) − y(x′) (`completeness_gap`).
+draws) is in the certificate, and with one baseline how far it is from y(x) − y(x′), relative to the largest
+score (`completeness_gap`).
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ import torch
 
 from clearhead.methods.base import Scores, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Step, counted, example
+from clearhead.methods.paths import PathFold, Point, Step, counted, named
 from clearhead.recording.tape import Tape
 
 
@@ -36,7 +37,7 @@ class GradientShap(PathFold):
     samples: int = 50
     noise: float = 0.0
     baselines: str | tuple[str, ...] | None = None
-    examples: tuple[str, ...] = ()
+    examples: str | tuple[str, ...] = ()
     reduce: Reduce = "sum"
 
     @property
@@ -45,8 +46,7 @@ class GradientShap(PathFold):
 
     def begin(self) -> None:
         counted(self.samples)
-        named = (self.baselines,) if isinstance(self.baselines, str) else self.baselines or ()
-        self.among = (*named, *map(example, self.examples))
+        self.among = named(self.baselines, self.examples)
         self.baseline = self.among if len(self.among) > 1 else next(iter(self.among), None)
         self.mean: torch.Tensor | float = 0.0
         self.sums: list[torch.Tensor] = []

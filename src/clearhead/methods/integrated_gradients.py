@@ -4,13 +4,14 @@
 
 x_i is a token's word embedding, or the pixels of a patch; the class is the one that is predicted at the input. The
 scores add up to y(x) − y(x′), and y(x′) is the base value. How far they are from that (`completeness_gap`), and how
-much they moved, relative to the largest, when half the steps became all of them (`step_doubling_error`), is in the
-certificate.
+much they moved when half the steps became all of them (`step_doubling_error`), both relative to
+the largest, is in the certificate.
 
 Baselines by name: of words `pad`, `mask`, `mean` (of the whole vocabulary) – these leave special tokens as they are –
 or `zero`; of pictures `zero` (after normalisation, so the mean colour), `black`, `mean` (of the picture) or `blur`. By
 default the padding's embedding, or the mean where that is zero or unknown, and `zero` for pictures. A baseline of zero
-is refused where words go through RMSNorm: it forgets the length of a vector, so the integrand piles up at α = 0.
+is refused where words go through a norm before positions are added: it forgets the length of a vector, so the integrand
+piles up at α = 0.
 """
 
 from collections.abc import Iterable

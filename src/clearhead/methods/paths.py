@@ -99,12 +99,19 @@ class PathFold(Fold):
         """One layer of this stream at one point: the last one, or each of those that were chosen."""
 
 
+#: How the name of a baseline begins that is another input.
 EXAMPLE = "example: "
 
 
-def example(raw: str) -> str:
-    """The name of a baseline that is another input."""
-    return EXAMPLE + raw
+def named(baselines: str | tuple[str, ...] | None, examples: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of baselines, those that are other inputs among them; a text alone is one of them, not its letters.
+
+    >>> named("zero", "good"), named(None, ("good", "bad"))
+    (('zero', 'example: good'), ('example: good', 'example: bad'))
+    """
+    own = (baselines,) if isinstance(baselines, str) else baselines or ()
+    others = (examples,) if isinstance(examples, str) else examples
+    return (*own, *(EXAMPLE + other for other in others))
 
 
 def counted(steps: int, least: int = 1) -> int:

@@ -17,6 +17,7 @@ from clearhead.baselines import Baselines
 from clearhead.budget import at_most
 from clearhead.methods.base import Scores
 from clearhead.methods.paths import NOTHING, PathFold, Point, Step
+from clearhead.passes.completeness import completeness_gap
 from clearhead.passes.draws import Draws
 from clearhead.passes.norms import normed
 from clearhead.plan import Plan, Reading, recorded
@@ -79,7 +80,8 @@ def _with_gap(reading: Reading, parts: dict[str, Scores], values: Float[Tensor, 
     base = next((fold.base_value for fold in _folds(reading) if fold.base_value is not None), None)
     if not explained or base is None:
         return parts
-    gap = (values - base - torch.stack(explained).sum(0)).abs()
+    missed = values - base - torch.stack(explained).sum(0)
+    gap = completeness_gap(missed, [part.scores for part in parts.values()])
     return {
         stream: replace(part, checks={**(part.checks or {}), "completeness_gap": gap}) for stream, part in parts.items()
     }

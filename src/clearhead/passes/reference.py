@@ -20,6 +20,7 @@ from clearhead.errors import Refusal
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.references import Held, Reference, ReferenceFold
 from clearhead.passes.captum_deeplift import captum_multipliers
+from clearhead.passes.completeness import completeness_gap
 from clearhead.passes.random_references import RandomReferences
 from clearhead.plan import Plan, Reading
 from clearhead.recording.own_checks import tensors_of
@@ -85,7 +86,8 @@ def _finished(reading: Reading, plan: Plan) -> dict[str, Scores]:
             f"miss {float(gap[worst]):.2g} of {float(gain[worst]):.2g}; without the profile they add up",
             stacklevel=2,
         )
-    return {stream: replace(part, checks={"completeness_gap": gap}) for stream, part in parts.items()}
+    relative = completeness_gap(gap, [part.scores for part in parts.values()])
+    return {stream: replace(part, checks={"completeness_gap": relative}) for stream, part in parts.items()}
 
 
 class Against:

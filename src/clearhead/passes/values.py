@@ -17,6 +17,7 @@ from clearhead.budget import at_most
 from clearhead.errors import InputError
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.games import Game, Perturbation, Play, Shares
+from clearhead.passes.completeness import completeness_gap
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest
@@ -198,9 +199,9 @@ def _scores(games: Sequence[_Played], reading: Reading, plan: Plan) -> dict[str,
     bases = [game.shares.base_value for game in games if game.shares.base_value is not None]
     base, adds_up = torch.tensor(bases, dtype=torch.float64), len(bases) == len(games)
     if adds_up:
-        every = torch.cat(list(scores.values()), dim=1)
-        gap = (base + every.sum(1) - plan.values.double().cpu()).abs()
-        checks["completeness_gap"] = (gap / every.abs().amax(1).clamp(min=1e-30)).tolist()
+        added = torch.stack([part.sum(1) for part in scores.values()]).sum(0)
+        missed = base + added - plan.values.double().cpu()
+        checks["completeness_gap"] = completeness_gap(missed, scores.values()).tolist()
     return {
         stream: Scores(
             part[:, None].to(reading.folds[stream].frame.readout),

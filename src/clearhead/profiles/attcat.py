@@ -7,7 +7,8 @@ import torch
 from clearhead.errors import InputError
 from clearhead.plan import Plan
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import patches_alone
+from clearhead.profiles.finishes import specials_dropped
+from clearhead.profiles.kinds import MASKED
 from clearhead.recording.scope import at_rest, lock_of
 from clearhead.subjects.base import Sample, Subject
 from clearhead.subjects.token_heads import QuestionAnswering, Reading
@@ -67,14 +68,15 @@ register_profile(
 register_profile(
     Profile(
         name="gender_mlm",
+        fits=(MASKED,),
         source="a student project on gender in bert-base-uncased, after AttCAT (no repository; by its description)",
         differs="For a masked word: [CLS] and [SEP] are hidden from attention and dropped from the result; the word is "
         "the likeliest of the whole vocabulary in that computation; tokens are weighted by the attention that the mask "
         "pays them. Their code takes the mask to come first, here it is found. Raw attention is that of all layers.",
         methods={
-            "attcat": Settings({"weights": "row"}, finish=patches_alone),
-            "cat": Settings(finish=patches_alone),
-            "attention": Settings({"layers": (None, None)}, finish=patches_alone),
+            "attcat": Settings({"weights": "row"}, finish=specials_dropped),
+            "cat": Settings(finish=specials_dropped),
+            "attention": Settings({"layers": (None, None)}, finish=specials_dropped),
         },
         prepare=specials_hidden,
     )

@@ -4,6 +4,7 @@ A profile is a table from method to settings. Asked for a method that it does no
 beside it win. What an author drops or zeroes stays a unit, with the author's value (NaN for dropped).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import ClearheadWarning, InputError, Refusal, unknown
 from clearhead.methods.base import Method
 from clearhead.targets import TargetLike
 from clearhead.units import Units
 
 if TYPE_CHECKING:
+    from clearhead.profiles.kinds import Kind
     from clearhead.subjects.base import Sample, Subject
     from clearhead.targets import Target
 
@@ -51,6 +53,8 @@ class Profile:
     #: Whether padding in given model inputs stays, since the author's code does not cut it off.
     padding: bool = False
     prepare: Prepare | None = None
+    #: The kinds of models that the author's code is for; any model without.
+    fits: tuple["Kind", ...] = ()
 
     def settings(self, method: str) -> Settings:
         if method not in self.methods:
@@ -63,11 +67,21 @@ class Profile:
     ) -> tuple[TargetLike | Sequence[TargetLike], str | None]:
         """The target and its scale as the author has them, where they were not given."""
         settings = [self.settings(method) for method in methods]
-        if any(one.predicted for one in settings):
+        if self.ignored(methods, target):
+            warnings.warn(
+                f"the profile {self.name} explains the predicted class, whichever one is asked for, as its authors' "
+                f"code does: target={target!r} is ignored",
+                ClearheadWarning,
+                stacklevel=3,
+            )
             target = None
         elif target is None:
             target = next((one.target for one in settings if one.target is not None), None)
         return target, scale or next((one.scale for one in settings if one.scale), None)
+
+    def ignored(self, methods: Sequence[str], target: TargetLike | Sequence[TargetLike]) -> bool:
+        """Whether a target was given that the author's code does not heed."""
+        return target is not None and any(self.settings(method).predicted for method in methods)
 
     def applied(self, method: Method) -> Method:
         """The method with the author's options, where it was not given others."""
@@ -83,11 +97,17 @@ def register_profile(profile: Profile) -> Profile:
     return profile
 
 
-def profile_named(name: str | None, takes: tuple[str, ...] = ()) -> Profile | None:
-    """A profile, as it is for a model that takes these inputs."""
+def profile_named(name: str | None, subject: "Subject") -> Profile | None:
+    """A profile, as it is for this model."""
     if name is None:
         return None
     if name not in PROFILES:
         raise unknown("profile", name, sorted(PROFILES))
     profile = PROFILES[name]
-    return replace(profile, methods={**profile.methods, **profile.texts}) if takes == ("text",) else profile
+    if profile.fits and not any(kind.fits(subject) for kind in profile.fits):
+        meant = ", or that ".join(kind.said for kind in profile.fits)
+        raise Refusal(
+            f"the profile {name} is what its authors compute for models that {meant}: {subject.name} "
+            f"({subject.model_class}) is none of them"
+        )
+    return replace(profile, methods={**profile.methods, **profile.texts}) if subject.takes == ("text",) else profile

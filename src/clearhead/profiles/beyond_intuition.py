@@ -4,11 +4,12 @@ from clearhead.profiles.base import Profile, Settings, register_profile
 from clearhead.profiles.finishes import (
     mm_clip_scores,
     own_entry_zero,
-    patches_alone,
-    patches_scaled,
     rows_added,
+    specials_dropped,
+    specials_dropped_scaled,
     with_identity,
 )
+from clearhead.profiles.kinds import PICTURES, TEXTS, TOWERS
 
 _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
 #: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
@@ -17,35 +18,38 @@ _BI_LAYERS = "The layers are those of their scripts for ViT-B where layers= is n
 register_profile(
     Profile(
         name="bi_vit_h",
+        fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + "The class token is cut off.",
-        methods={"beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone)},
+        methods={"beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped)},
     )
 )
 
 register_profile(
     Profile(
         name="bi_vit_c",
+        fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + "The class token is cut off.",
-        methods={"beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone)},
+        methods={"beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped)},
     )
 )
 
 register_profile(
     Profile(
         name="bi_vit_mae",
+        fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + "For models that average their patches: the mean of the patches' rows; the class token is "
         "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores. Raw "
         "attention and GradCAM are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
         methods={
-            "beyond-intuition-head": Settings({"steps": 20}, finish=patches_alone),
-            "beyond-intuition-token": Settings({"steps": 20}, finish=patches_alone),
-            "generic": Settings({"fusion": "mean, clamp"}, finish=with_identity),
-            "rollout": Settings(finish=patches_alone),
-            "attention": Settings({"by_query": True}, finish=patches_scaled),
-            "attention-gradcam": Settings({"by_query": True}, finish=patches_scaled),
+            "beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped),
+            "beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped),
+            "generic": Settings({"fusion": "mean-clamp"}, finish=with_identity),
+            "rollout": Settings(finish=specials_dropped),
+            "attention": Settings({"by_query": True}, finish=specials_dropped_scaled),
+            "attention-gradcam": Settings({"by_query": True}, finish=specials_dropped_scaled),
         },
     )
 )
@@ -53,6 +57,7 @@ register_profile(
 register_profile(
     Profile(
         name="bi_vit_dino",
+        fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + "For models that read the class token beside the mean of the patches: the two rows are "
         "added, which is twice our mean of them; the class token is cut off.",
@@ -66,17 +71,25 @@ register_profile(
 register_profile(
     Profile(
         name="bi_ga",
+        fits=(
+            PICTURES,
+            TEXTS,
+        ),
         source=_BI,
         differs="Generic Attention as their code for ViT has it: heads are averaged before the clamp, which is another "
         "explanation; all layers (their perturbation script leaves out the first: layers=(1, None)); the class token "
-        "is cut off.",
-        methods={"generic": Settings({"fusion": "mean, clamp"}, finish=patches_alone)},
+        "is cut off. For BERT: heads as published, the last layer alone; padding is part of the maps; the score of "
+        "[CLS] is set to zero.",
+        methods={"generic": Settings({"fusion": "mean-clamp"}, finish=specials_dropped)},
+        texts={"generic": Settings({"layers": (-1, None)}, finish=own_entry_zero)},
+        padding=True,
     )
 )
 
 register_profile(
     Profile(
         name="bi_bert_h",
+        fits=(TEXTS,),
         source=_BI,
         differs="The last layer alone; padding is part of the maps; the score of [CLS] is set to zero.",
         methods={
@@ -90,6 +103,7 @@ register_profile(
 register_profile(
     Profile(
         name="bi_bert_c",
+        fits=(TEXTS,),
         source=_BI,
         differs="The last four layers; padding is part of the maps; the score of [CLS] is set to zero.",
         methods={
@@ -110,6 +124,7 @@ _GENERIC_CLIP = Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_s
 register_profile(
     Profile(
         name="bi_clip_h",
+        fits=(TOWERS,),
         source=_BI,
         differs=_BI_CLIP.format(more=""),
         methods={
@@ -124,6 +139,7 @@ register_profile(
 register_profile(
     Profile(
         name="bi_clip_c",
+        fits=(TOWERS,),
         source=_BI,
         differs=_BI_CLIP.format(more=" (the function's own default is the last three: layers=(-3, None))")
         + " What attention takes from a token is computed from the token as it is after attention, while its length is "

@@ -25,7 +25,7 @@ def mm_clip_scores(scores: np.ndarray, units: Units, rows: Mapping[int, float]) 
     return changed
 
 
-def patches_alone(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+def specials_dropped(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """Special tokens are cut off."""
     return np.where(units.special, np.nan, scores)
 
@@ -38,9 +38,9 @@ def identity_kept(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -
     return changed
 
 
-def patches_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+def specials_dropped_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """Special tokens are cut off, and the others brought to 0…1."""
-    changed = patches_alone(scores, units, rows)
+    changed = specials_dropped(scores, units, rows)
     low, high = np.nanmin(changed, axis=-1, keepdims=True), np.nanmax(changed, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return (changed - low) / (high - low)
@@ -48,12 +48,12 @@ def patches_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) 
 
 def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """The identity, which Generic Attention starts from, stays in the scores; special tokens are cut off."""
-    return patches_alone(identity_kept(scores, units, rows), units, rows)
+    return specials_dropped(identity_kept(scores, units, rows), units, rows)
 
 
 def rows_added(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """The rows of class token and mean are added, where ours are averaged; special tokens are cut off."""
-    return patches_alone(scores, units, rows) / rows.get(0, 1.0)
+    return specials_dropped(scores, units, rows) / rows.get(0, 1.0)
 
 
 def own_entry_least(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:

@@ -1,12 +1,14 @@
 """A lecture on explaining a sentiment classifier (Grad-SAM beside SHAP): the `*_lecture` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
+from clearhead.profiles.kinds import TEXTS
 
 _LECTURE = "a lecture's notebook on Grad-SAM and SHAP for textattack/bert-base-uncased-SST-2, with shap 0.51"
 
 register_profile(
     Profile(
         name="gradsam_lecture",
+        fits=(TEXTS,),
         source=_LECTURE,
         differs="Padding that model inputs come with counts among the tokens that are divided by. Otherwise nothing: "
         "the sum over each token's own row, as the formula has it, of the logit of the predicted class. What the "
@@ -19,6 +21,7 @@ register_profile(
 register_profile(
     Profile(
         name="shap_lecture",
+        fits=(TEXTS,),
         source=_LECTURE,
         differs="The logit of class 1 whatever is predicted, unless target= is given; each half of a group is met with "
         "the other half present alone (shap's fixed_context=1), and what a group has beyond its halves is spread over "

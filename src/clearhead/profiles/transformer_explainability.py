@@ -5,27 +5,29 @@ from clearhead.profiles.finishes import (
     own_entry_least,
     own_entry_least_scaled,
     own_entry_zero,
-    patches_alone,
-    patches_scaled,
+    specials_dropped,
+    specials_dropped_scaled,
 )
+from clearhead.profiles.kinds import PICTURES, TEXTS
 
 _TE = "Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021), github.com/hila-chefer, commit c3e578f"
 
 register_profile(
     Profile(
         name="te_vit_eval",
+        fits=(PICTURES,),
         source=_TE,
         differs="The first layer is left out of Transformer Attribution and of rollout, as in the scripts that gave "
         "the published figures; LRP by the rules that the authors compare with (relevance doubles at every linear "
         "map), positions taking their share; GradCAM weighs heads by the gradients of the row that is read, and is "
         "brought to 0…1; the class token is cut off.",
         methods={
-            "transformer-attribution": Settings({"layers": (1, None)}, finish=patches_alone),
-            "rollout": Settings({"layers": (1, None)}, finish=patches_alone),
-            "partial-lrp": Settings(finish=patches_alone),
-            "lrp": Settings({"rules": "orig", "positions": True}, finish=patches_alone),
-            "attention": Settings(finish=patches_alone),
-            "attention-gradcam": Settings({"region": "row"}, finish=patches_scaled),
+            "transformer-attribution": Settings({"layers": (1, None)}, finish=specials_dropped),
+            "rollout": Settings({"layers": (1, None)}, finish=specials_dropped),
+            "partial-lrp": Settings(finish=specials_dropped),
+            "lrp": Settings({"rules": "orig", "positions": True}, finish=specials_dropped),
+            "attention": Settings(finish=specials_dropped),
+            "attention-gradcam": Settings({"region": "row"}, finish=specials_dropped_scaled),
         },
     )
 )
@@ -33,9 +35,10 @@ register_profile(
 register_profile(
     Profile(
         name="te_vit_notebook",
+        fits=(PICTURES,),
         source=_TE,
         differs="All layers, as is our default; the class token is cut off.",
-        methods={"transformer-attribution": Settings(finish=patches_alone)},
+        methods={"transformer-attribution": Settings(finish=specials_dropped)},
     )
 )
 
@@ -48,6 +51,7 @@ _TE_BERT = (
 register_profile(
     Profile(
         name="te_bert_eraser",
+        fits=(TEXTS,),
         source=_TE,
         differs="Transformer Attribution of the last layer alone. "
         + _TE_BERT.format(scaled="")
@@ -70,6 +74,7 @@ register_profile(
 register_profile(
     Profile(
         name="te_bert_notebook",
+        fits=(TEXTS,),
         source=_TE,
         differs="All layers (two of its cells: the last alone, layers=(-1, None)). "
         + _TE_BERT.format(scaled=", all being brought to 0…1")
