@@ -1,6 +1,7 @@
 """SHAP over a hierarchy: against shap's own numbers, Owen values by their definition, and games with known values."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.errors import CostWarning
 from clearhead.methods.games import Game
 from clearhead.methods.shap import Shap
 from clearhead.passes.values import INPUTS
@@ -117,7 +119,8 @@ def test_any_game_over_any_tree(count: int) -> None:
 
     shares, asked = played(Shap(frame=None), tree, value)
     np.testing.assert_allclose(shares.scores, owen.scores(range(count), value, nested(tree)), atol=1e-12)
-    assert len(set().union(*asked)) == shares_evaluated(asked)
+    assert sum(map(len, asked)) == shares_evaluated(asked), "no coalition is asked for twice"
+    assert shares.checks["unopened"] == 0
 
 
 def shares_evaluated(asked) -> int:
@@ -157,8 +160,45 @@ def test_a_budget_is_kept_and_nothing_is_lost(evaluations: int) -> None:
     assert shares_evaluated(asked) <= evaluations
     total = value(tuple(range(12))) - value(())
     assert float(shares.scores.sum()) == pytest.approx(total)
+    assert shares.checks["unopened"] > 0
     if evaluations < 4:
         np.testing.assert_allclose(shares.scores, total / 12)
+        assert shares.checks["unopened"] == 1
+
+
+def test_what_is_left_on_groups_is_said() -> None:
+    """f = 3·x0 − x2 + 2·x3 over ((0, 1), (2, 3)): four evaluations open the whole, six one of its halves, too."""
+    tree = Hierarchy((0, 1, 2, 3), ((0, 1), (2, 3), (4, 5)))
+    weights = np.array([3.0, 0.0, -1.0, 2.0])
+
+    def unopened(evaluations: int) -> float:
+        shares, _ = played(Shap(frame=None, evaluations=evaluations), tree, lambda there: weights[list(there)].sum())
+        return shares.checks["unopened"]
+
+    assert unopened(4) == 1
+    # of (0, 1), which has more, both contexts are asked for: its units have 3 + 0, and (2, 3) is left with 1
+    assert unopened(8) == pytest.approx(1 / 4)
+    assert unopened(12) == 0
+
+
+@pytest.mark.parametrize("context", ["both", "present", "absent"])
+def test_says_how_many_evaluations_it_takes(context: str) -> None:
+    """One fewer than it takes is said beforehand; with as many every group is opened, and nothing is said."""
+    ex = twins.explainer("bert/classify")
+
+    def explained(evaluations: int) -> clearhead.Explanation:
+        method = clearhead.Method("shap", context=context, evaluations=evaluations)
+        return ex.explain("She isn't here, is she?", method, target=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CostWarning)
+        whole = explained(10**6).certificate["checks"]
+        needed = int(whole["evaluations"])
+        explained(needed)
+    assert whole["unopened"] == 0
+    with pytest.warns(CostWarning, match=rf"takes {needed:,} evaluations, and there are {needed - 1:,}"):
+        fewer = explained(needed - 1)
+    assert 0 < fewer.certificate["checks"]["unopened"] < 1
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

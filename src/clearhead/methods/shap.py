@@ -6,7 +6,9 @@ for the two halves a and b of a group that meets the players c. Each half goes o
 half the weight, down to single units: so cost grows as the square of their number. Texts are joined as by the shap
 package (pieces of words first, then words, across commas and sentences last), pictures are halved along their longer
 side. All coalitions go through the model together; where there are more than `evaluations`, level by level, and what a
-group has is then spread evenly over its units, the smallest effects first.
+group has is then spread evenly over its units, the smallest effects first. A warning says so beforehand, and the
+certificate how much of all effects' sizes was left on groups (`unopened`): scores within a group are then no scores of
+its units.
 
 `context="present"` and `"absent"` follow one context alone, and what a group has beyond its halves, v(c + a + b) −
 v(c + a) − v(c + b) + v(c), is spread over its units: that is shap's fixed_context=1 and 0, cheaper, but units that
@@ -17,6 +19,7 @@ called: it asks for ten coalitions of one input at a time, for many of them twic
 numbers.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.errors import CostWarning
 from clearhead.methods.base import register
 from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
 from clearhead.subjects.hierarchy import Hierarchy
@@ -67,11 +71,20 @@ class Shap(Perturbation):
         players = [game.nobody for _ in members]
         for node, leaves in enumerate(members):
             players[node][[tree.leaves[leaf] for leaf in leaves if tree.leaves[leaf] >= 0]] = True
+        if (needed := self._needed(tree, players)) > budget:
+            warnings.warn(
+                f"shap: to open every group of {game.players} units takes {needed:,} evaluations, and there are "
+                f"{budget:,}: what other groups have is spread evenly over their units. How much that is, says "
+                "`unopened` in the certificate; give evaluations=, or larger units (unit=)",
+                CostWarning,
+                stacklevel=2,
+            )
         ends = [game.nobody, game.everybody]
         ahead = torch.stack([*ends, *self._all(tree, players, game.nobody, budget)])
         known = dict(zip(map(_code, ahead), (yield ahead), strict=True))
         base, full = (known[_code(end)] for end in ends)
         given = torch.zeros(len(members), dtype=base.dtype)  # what stays on each node
+        opened, unopened = 0.0, 0.0  # sizes of effects
         level = [_Node(tree.root, game.nobody, base, full, 1.0)]
         while level:
             level.sort(key=lambda at: -abs(float(at.effect)))
@@ -82,6 +95,8 @@ class Shap(Perturbation):
                 fresh = {code: row for code, row in new.items() if code not in known and code not in asked}
                 if not new or len(known) + len(asked) + len(fresh) > budget:
                     given[at.node] += at.effect
+                    opened += 0.0 if new else abs(float(at.effect))
+                    unopened += abs(float(at.effect)) if new else 0.0
                     continue
                 asked |= fresh
                 split.append(at)
@@ -110,7 +125,21 @@ class Shap(Perturbation):
         leaves = torch.zeros(len(tree.leaves), dtype=base.dtype)
         for node, own in enumerate(members):
             leaves[own] += given[node] / len(own)
-        return _shares(leaves, tree.leaves, game.players, float(base))
+        left = unopened / max(opened + unopened, 1e-300)
+        return _shares(leaves, tree.leaves, game.players, float(base), {"unopened": left})
+
+    def _needed(self, tree: Hierarchy, players: list[Tensor]) -> int:
+        """How many coalitions there are when every group is opened: two for each context that a group meets."""
+        found, waiting = 2, [(tree.root, 1)]
+        while waiting:
+            node, contexts = waiting.pop()
+            if (pair := tree.children(node)) is None:
+                continue
+            # units that always stay make no difference, neither as halves nor as contexts
+            split = all(bool(players[half].any()) for half in pair)
+            found += 2 * contexts if split else 0
+            waiting += [(half, contexts * (2 if split and self.context == "both" else 1)) for half in pair]
+        return found
 
     def _all(self, tree: Hierarchy, players: list[Tensor], nobody: Tensor, budget: int) -> list[Tensor]:
         """Every coalition that will be asked for, so that they go together; none where they go beyond the budget."""
@@ -138,8 +167,10 @@ def _code(coalition: Bool[Tensor, "player"]) -> bytes:
     return coalition.numpy().tobytes()
 
 
-def _shares(leaves: Float[Tensor, "leaf"], players: tuple[int, ...], count: int, base: float) -> Shares:
+def _shares(
+    leaves: Float[Tensor, "leaf"], players: tuple[int, ...], count: int, base: float, checks: dict[str, float]
+) -> Shares:
     """What leaves that are players got, and what those that always stay got."""
     who = torch.tensor(players)
     scores = torch.zeros(count, dtype=leaves.dtype).index_add_(0, who[who >= 0], leaves[who >= 0])
-    return Shares(scores, base, stays=leaves.masked_fill(who >= 0, 0) if (who < 0).any() else None)
+    return Shares(scores, base, stays=leaves.masked_fill(who >= 0, 0) if (who < 0).any() else None, checks=checks)
