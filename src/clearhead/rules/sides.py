@@ -8,7 +8,7 @@ are others there. The mode holds in one thread, inside one `with`, and nothing i
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from clearhead.rules import deeplift
-from clearhead.rules.family import NoRule
-from clearhead.rules.kinds import COMPOSED, RULES, active
+from clearhead.rules.family import NoRule, active, flat
+from clearhead.rules.kinds import COMPOSED, RULES
 from clearhead.rules.linear import LINEAR
 
 NAME = "DeepLIFT"
@@ -188,16 +188,6 @@ def _read(table: dict[str, Callable[..., Any]], func: Any, args: Any, kwargs: An
     except TypeError:
         raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME} with these arguments") from None
     return table[name](*given.args, **given.kwargs)
-
-
-def flat(parts: Any) -> Iterator[Any]:
-    if isinstance(parts, tuple | list):
-        for part in parts:
-            yield from flat(part)
-    elif isinstance(parts, dict):
-        yield from flat(list(parts.values()))
-    else:
-        yield parts
 
 
 def _constants(parts: Any) -> list[Any]:
