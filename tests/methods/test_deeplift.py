@@ -1,5 +1,6 @@
 """DeepLIFT: its rules by themselves, against its replica, against captum where captum is right, and complete."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from clearhead.rules import deeplift as rules
 from clearhead.rules.kinds import NoRule
 from clearhead.rules.sides import LiftedSide, Watched
 from tests import dual_models, image_text_models, models
+from tests.methods import test_parity as parity
 from tests.methods import twins
 from tests.replicas import deeplift as replica
 from tests.subjects import test_audio as sounds
@@ -227,6 +229,33 @@ def test_equals_its_replica() -> None:
         for e, text in zip(ex.explain(models.TEXTS, "deeplift", target=target), models.TEXTS, strict=True):
             expected = replica.scores(ex.subject.model, *vectors(ex, text), e.target["index"])
             assert twins.gap(e.scores, expected) < 1e-10
+
+
+@pytest.mark.parametrize(("steady", "far"), [(True, replica.FAR), (False, math.inf)], ids=["steady", "plain"])
+def test_equals_its_replica_where_sides_are_far_apart(steady: bool, far: float) -> None:
+    """On the BERT of the authors' numbers, whose weights are spread out."""
+    ex, given = parity.explainer("bert"), parity.bert_inputs("case0")
+    table = ex.subject.model.get_input_embeddings().weight.detach().numpy()
+    x = table[given["input_ids"][0][given["attention_mask"][0] > 0]]
+    for method in ("deeplift", "deeplift-shap"):
+        option = {"baseline": "zero"} if method == "deeplift" else {"baselines": ("zero",)}
+        e = ex.explain(given, Method(method, steady=steady, **option))
+        expected = replica.scores(ex.subject.model, x, np.zeros_like(x), e.target["index"], far)
+        assert twins.gap(e.scores, expected) < 1e-8
+
+
+def test_steadied_scores_are_others() -> None:
+    """In one request: each has its own rules."""
+    ex, given = parity.explainer("bert"), parity.bert_inputs("case0")
+    methods = [Method("deeplift", baseline="zero", steady=steady) for steady in (True, False)]
+    steady, plain = (e.scores for e in ex.explain(given, methods).values())
+    assert twins.gap(steady, plain) > 1e-2
+    assert twins.gap(plain, ex.explain(given, methods[1]).scores) < 1e-12
+
+
+def test_captum_has_nothing_to_steady() -> None:
+    with pytest.raises(clearhead.InputError, match="steady=False is of our rules"):
+        near_bert().explain(models.TEXTS[0], Method("deeplift", steady=False), profile="captum")
 
 
 def test_the_base_value_is_what_the_model_says_of_the_baseline() -> None:

@@ -1,6 +1,7 @@
 """DeepLIFT on a BERT classifier, layer by layer, from the rules' formulas: one sample, two sides, by hand.
 
-Written for sides that are near each other, where the rules are the plain ones."""
+Where the logarithms of two sums of a softmax, or of two scales of a norm, lie `far` apart and more, the rules are the
+steadied ones; with far = ∞ they are the plain ones everywhere."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,8 +12,12 @@ import numpy as np
 from jaxtyping import Float
 
 Array = np.ndarray
-#: How far the logarithms of two sums of a softmax, or of two scales of a norm, may lie apart here.
-NEAR = 2.0
+FAR = 2.0
+
+
+def beyond(distance: float, far: float) -> float:
+    """t = 1 − (far/d)², and nothing for what is nearer than that."""
+    return 1 - (far / distance) ** 2 if abs(distance) > far else 0.0
 
 
 def slope(f: Callable[[Array], Array], derivative: Callable[[Array], Array], z: Array, z0: Array) -> Array:
@@ -39,6 +44,7 @@ class Norm:
     weight: Array
     bias: Array
     eps: float
+    far: float
 
     def forward(self, x: Array) -> Array:
         c = x - x.mean(-1, keepdims=True)
@@ -50,11 +56,13 @@ class Norm:
         for i in range(len(m)):
             c, c0 = x[i] - x[i].mean(), x0[i] - x0[i].mean()
             r, r0 = 1 / math.sqrt((c**2).mean() + self.eps), 1 / math.sqrt((c0**2).mean() + self.eps)
-            assert abs(math.log(r / r0)) < NEAR
+            apart = math.log(r / r0)
+            odds = math.exp(2 * beyond(apart, self.far) * apart)  # of the weights of the two sides
+            w, w0 = odds / (1 + odds), 1 / (1 + odds)
             m_product = m[i] * self.weight
-            m_r = (m_product * (c + c0) / 2).sum()
+            m_r = (m_product * (w * c + w0 * c0)).sum()
             m_v = m_r * -((r * r0) ** 2) / (r + r0)
-            m_c = m_product * (r + r0) / 2 + m_v * (c + c0) / len(c)
+            m_c = m_product * (w0 * r + w * r0) + m_v * (c + c0) / len(c)
             found[i] = m_c - m_c.mean()
         return found
 
@@ -64,12 +72,26 @@ def softmax(z: Array) -> Array:
     return e / e.sum()
 
 
-def softmax_back(m: Array, z: Array, z0: Array) -> Array:
+def log_sum(z: Array) -> float:
+    return float(z.max() + np.log(np.exp(z - z.max()).sum()))
+
+
+def softmax_back(m: Array, z: Array, z0: Array, far: float) -> Array:
+    """Of one row: first z less t log s, then the softmax of that, which is the same one."""
+    log_s, log_s0 = log_sum(z), log_sum(z0)
+    t = beyond(log_s - log_s0, far)
+    m = plain_softmax_back(m, z - t * log_s, z0 - t * log_s0)
+    shift = max(log_s, log_s0)  # log s = log Σe: the slope of each exponential over that of the logarithm's inverse
+    exp = lambda part: np.exp(part - shift)  # noqa: E731
+    share = slope(exp, exp, z, z0) / slope(exp, exp, np.array(log_s), np.array(log_s0))
+    return m - t * share * m.sum()
+
+
+def plain_softmax_back(m: Array, z: Array, z0: Array) -> Array:
     """Of one row: Δp = Δe · mean(1/s, 1/s₀) − ē · Δs/(s·s₀)."""
     shift = max(z.max(), z0.max())
     e, e0 = np.exp(z - shift), np.exp(z0 - shift)
     s, s0 = e.sum(), e0.sum()
-    assert abs(math.log(s / s0)) < NEAR
     m_e = m * (1 / s + 1 / s0) / 2 - (m * (e + e0) / 2).sum() / (s * s0)
     return m_e * slope(lambda part: np.exp(part - shift), lambda part: np.exp(part - shift), z, z0)
 
@@ -77,7 +99,8 @@ def softmax_back(m: Array, z: Array, z0: Array) -> Array:
 class Bert:
     """The weights of a BERT classifier, and what happens to one side."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, far: float) -> None:
+        self.far = far
         self.p: dict[str, Array] = {name: part.detach().numpy() for name, part in model.named_parameters()}
         self.heads, self.layers = model.config.num_attention_heads, model.config.num_hidden_layers
         self.eps = model.config.layer_norm_eps
@@ -89,7 +112,7 @@ class Bert:
         return m @ self.p[f"{name}.weight"]
 
     def norm(self, name: str) -> Norm:
-        return Norm(self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.eps)
+        return Norm(self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.eps, self.far)
 
     def split(self, x: Array) -> list[Array]:
         return np.split(x, self.heads, axis=-1)
@@ -142,7 +165,7 @@ class Bert:
                 q, k, v, p = (sum(both(f"{layer} {head} {name}")) / 2 for name in "qkvp")
                 m_p, m_v = m_context @ v.T, p.T @ m_context
                 pairs = zip(m_p, *both(f"{layer} {head} z"), strict=True)
-                m_z = np.stack([softmax_back(*rows) for rows in pairs]) / math.sqrt(q.shape[1])
+                m_z = np.stack([softmax_back(*rows, self.far) for rows in pairs]) / math.sqrt(q.shape[1])
                 for name, part in (("query", m_z @ k), ("key", m_z.T @ q), ("value", m_v)):
                     m_parts[name].append(part)
             m_h = m_attended
@@ -152,7 +175,7 @@ class Bert:
 
 
 def scores(
-    model: Any, x: Float[np.ndarray, "token model"], x0: Float[np.ndarray, "token model"], label: int
+    model: Any, x: Float[np.ndarray, "token model"], x0: Float[np.ndarray, "token model"], label: int, far: float = FAR
 ) -> Float[np.ndarray, "token"]:
-    bert = Bert(model)
+    bert = Bert(model, far)
     return ((x - x0) * bert.multipliers(bert.forward(x), bert.forward(x0), label)).sum(-1)

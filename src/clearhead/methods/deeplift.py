@@ -7,6 +7,10 @@ has some with Σ m · Δin = Δout, exactly: Δf/Δz for functions of one number
 gated units), quotients, softmax and norms (`rules/deeplift.py`). So the scores add up on transformers, too; how far
 they are from it (`completeness_gap`) is in the certificate. The class is the one that is predicted at the input.
 
+Where the sums of a softmax or the scales of a norm differ by more than e² between x and x′, as they do in ordinary
+models, the closed forms have multipliers that must cancel, and float32 loses the scores in them. There the default
+takes other ones, complete too, that stay small, so its scores are not those of the closed forms; `steady=False` gives these.
+
 captum has a rule for a few activation modules alone and takes the plain gradient of all else, so that its scores do
 not add up: `profile="captum"` gives them, and warns. Baselines by name as in integrated gradients.
 """
@@ -35,6 +39,7 @@ from clearhead.recording.tape import Tape
 class DeepLift(ReferenceFold):
     baseline: str | None = None
     reduce: Reduce = "sum"
+    steady: bool = of_authors(True)  # the closed forms enlarge rounding without bound, so that no law could bind them
     captum: bool = of_authors(False)
 
     @property

@@ -6,7 +6,8 @@ The distribution is that of the `baselines` (by name, as in integrated gradients
 pictures, whose vectors take the place of the input's), each once. Without any it is `samples` random ones: texts with
 every word drawn from the vocabulary, special tokens as they are; pictures of one colour, that of one of their own
 pixels; for other inputs, the one baseline that is safe. Random numbers are keyed by seed and content, each word's by
-the words up to it. The multipliers are complete (see `deeplift`), so the scores add up for any distribution.
+the words up to it. The multipliers are complete (see `deeplift`, also for `steady`), so the scores add up for any
+distribution.
 """
 
 from collections.abc import Iterable
@@ -38,6 +39,7 @@ class DeepLiftShap(ReferenceFold):
     baselines: str | tuple[str, ...] | None = None
     examples: str | tuple[str, ...] = ()
     reduce: Reduce = "sum"
+    steady: bool = of_authors(True)  # the closed forms enlarge rounding without bound, so that no law could bind them
     captum: bool = of_authors(False)
 
     @property

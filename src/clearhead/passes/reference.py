@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead.baselines import Baselines
 from clearhead.errors import Refusal
 from clearhead.methods.base import Method, Scores
-from clearhead.methods.references import Held, Reference, ReferenceFold
+from clearhead.methods.references import Held, Multipliers, Reference, ReferenceFold
 from clearhead.passes.captum_deeplift import captum_multipliers
 from clearhead.passes.completeness import completeness_gap
 from clearhead.passes.random_references import RandomReferences
@@ -41,18 +41,17 @@ def from_reference(
 ) -> list[dict[str, Scores]]:
     """The input itself, then every reference that is wanted, then what the methods make of it."""
     found: dict[int, dict[str, Scores]] = {}
-    for captum in (False, True):
-        own = [(i, reading) for i, reading in enumerate(readings) if _fold(reading).captum == captum]
-        if own:
-            _hold(recorder, plan, [reading for _, reading in own], captum)
-            found |= {i: _finished(reading, plan) for i, reading in own}
+    for multipliers in dict.fromkeys(_fold(reading).multipliers for reading in readings):
+        own = [(i, reading) for i, reading in enumerate(readings) if _fold(reading).multipliers == multipliers]
+        _hold(recorder, plan, [reading for _, reading in own], multipliers)
+        found |= {i: _finished(reading, plan) for i, reading in own}
     return [found[i] for i in range(len(readings))]
 
 
-def _hold(recorder: Recorder, plan: Plan, readings: Sequence[Reading], captum: bool) -> None:
+def _hold(recorder: Recorder, plan: Plan, readings: Sequence[Reading], multipliers: Multipliers) -> None:
     wanted: dict[Reference, list[ReferenceFold]] = {}
     try:
-        against = Against(recorder, plan, captum)
+        against = Against(recorder, plan, multipliers)
         for reading in readings:
             for fold in _folds(reading):
                 for reference in dict.fromkeys(map(against.known, fold.references())):
@@ -93,10 +92,10 @@ def _finished(reading: Reading, plan: Plan) -> dict[str, Scores]:
 class Against:
     """One batch, watched at the input, and held against references."""
 
-    def __init__(self, recorder: Recorder, plan: Plan, captum: bool = False) -> None:
-        self.recorder, self.plan, self.captum = recorder, plan, captum
+    def __init__(self, recorder: Recorder, plan: Plan, multipliers: Multipliers = "steady") -> None:
+        self.recorder, self.plan, self.multipliers = recorder, plan, multipliers
         self.watched = Watched()
-        tape = self._pass(nullcontext() if captum else self.watched, plan, None)
+        tape = self._pass(nullcontext() if multipliers == "captum" else self.watched, plan, None)
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in (tape.inputs or {}).items()}
         words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
         self.baselines = Baselines(_flattened(plan, self.inputs, words), self.inputs, words, recorder)
@@ -113,10 +112,11 @@ class Against:
         plan = self.pinned
         vectors = {leaf: self._vectors(reference, leaf) for leaf in self.inputs}
         ways = {leaf: x - vectors[leaf] for leaf, x in self.inputs.items()}
-        if self.captum:
+        if self.multipliers == "captum":
             multipliers = captum_multipliers(self.recorder, plan, self.inputs, vectors)
         else:
-            multipliers = self._pass(LiftedSide(self.watched), plan, vectors).input_gradient or {}
+            side = LiftedSide(self.watched, steady=self.multipliers == "steady")
+            multipliers = self._pass(side, plan, vectors).input_gradient or {}
         ways = {leaf: part.repeat(plan.steps, *(1,) * (part.dim() - 1)) for leaf, part in ways.items()}
         arranged = plan.subject.arranged
         return Held(reference, arranged(ways, plan.samples), arranged(multipliers, plan.samples), plan.values)

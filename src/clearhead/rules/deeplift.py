@@ -12,10 +12,16 @@ either side, so that the way back may start from either. Each rule here is hande
 side (a name) and at the other (name 0), and `d…`, what is to be mapped; whatever else is linear needs no rule.
 
 Two of them are steadied where the sides are far apart (`FAR`): else a tiny ViT in float32 has scores of 1e6 that add up
-to 1 with an error of 77. They stay complete, and change nothing elsewhere.
+to 1 with an error of 77. They stay complete, and change nothing elsewhere; under `plain` they are not steadied.
+
+    d = log of the two sums' or scales' ratio,  t = 1 − (FAR / max(|d|, FAR))²
+    softmax           as above, of z − t log s:  Δ = Δz − t Δ log s,  Δ log s = Σ (Δe/Δz) Δz / (Δs/Δ log s)
+    scales c r        Δ(c r) = (w c + w₀ c₀) Δr + (w₀ r + w r₀) Δc,  w = σ(2 t d),  w₀ = 1 − w
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +32,17 @@ from clearhead.rules.slopes import Slope, falling
 #: How far apart the logarithms of the two sums of a softmax, or of the two scales of a norm, may be before the rule is
 #: steadied: multipliers that are e^FAR times too large, and would have to cancel, are left alone.
 FAR = 2.0
+_far: ContextVar[float] = ContextVar("far", default=FAR)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Nothing is too far apart to be steadied: the formulas as they are in the table."""
+    before = _far.set(float("inf"))
+    try:
+        yield
+    finally:
+        _far.reset(before)
 
 
 def elementwise(f: Callable[[Tensor], Tensor], slope: Slope, z: Tensor, z0: Tensor, dz: Tensor) -> Tensor:
@@ -95,7 +112,7 @@ def norm(x: Tensor, x0: Tensor, dx: Tensor, *, axes: tuple[int, ...], eps: float
 
 def too_much(far: Tensor) -> Tensor:
     """Which share of a distance lies beyond FAR."""
-    return 1 - (FAR / far.abs().clamp(min=FAR)) ** 2
+    return 1 - (far.abs() / _far.get()).clamp(min=1) ** -2
 
 
 def largest(z: Tensor, z0: Tensor, dz: Tensor, *, axis: int) -> Tensor:

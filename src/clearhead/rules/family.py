@@ -1,6 +1,6 @@
 """What a family of rules says: for each kind of operation, how relevance goes from what comes out to what goes in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +45,17 @@ def ruled(compute: Callable[..., Tensor], rule: Rule, *inputs: Tensor, in_place:
 def active(part: Any) -> bool:
     """Whether it depends on the input."""
     return isinstance(part, Tensor) and part.requires_grad
+
+
+def flat(parts: Any) -> Iterator[Any]:
+    """What is in the arguments or outputs of an operation, lists and dictionaries taken apart."""
+    if isinstance(parts, tuple | list):
+        for part in parts:
+            yield from flat(part)
+    elif isinstance(parts, dict):
+        yield from flat(list(parts.values()))
+    else:
+        yield parts
 
 
 def like(part: Tensor, whole: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.rules import deeplift
-from clearhead.rules.family import NoRule
+from clearhead.rules.family import NoRule, active
 from clearhead.rules.slopes import SLOPES, of_power
 
 #: What goes in, and a formula that is handed, for each of it, the values at both sides and what is to be mapped.
@@ -20,11 +20,6 @@ RULES: dict[str, Callable[..., Ruled | None]] = {}
 COMPOSED: dict[str, Callable[..., Callable[[], Tensor] | None]] = {}
 #: What lies around a picture at both sides, of which nothing is ever the largest, and around what is mapped.
 EDGES = (-torch.inf, -torch.inf, 0.0)
-
-
-def active(part: Any) -> bool:
-    """Whether it depends on the input."""
-    return isinstance(part, Tensor) and part.requires_grad
 
 
 def _rule(*names: str) -> Callable[[Callable[..., Ruled | None]], Callable[..., Ruled | None]]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.recording.scope import hooks
-from clearhead.rules.family import Family, NoRule, active
+from clearhead.rules.family import Family, NoRule, active, flat
 from clearhead.rules.operators import KINDS, MOVES, PICKS, SAME
 
 
@@ -31,7 +31,7 @@ class Rules(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        parts = list(filter(active, _flat((args, kwargs)))) if torch.is_grad_enabled() else []
+        parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
         if not parts:
             return func(*args, **kwargs)
         name = func.__name__
@@ -39,7 +39,7 @@ class Rules(TorchFunctionMode):
             self._use(parts, name)
             return self._by_rule(func, args, kwargs)
         output = func(*args, **kwargs)
-        if not any(map(active, _flat(output))) or any(output is part for part in parts):
+        if not any(map(active, flat(output))) or any(output is part for part in parts):
             return output
         if name not in MOVES | self.family.ordinary:
             raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {self.family.name}")
@@ -87,13 +87,3 @@ def _activations(model: nn.Module, family: Family) -> Iterator[torch.utils.hooks
         if type(module).__module__ == "transformers.activations" or type(module).__name__ == "BloomGelu":
             yield module.register_forward_pre_hook(before)
             yield module.register_forward_hook(after)
-
-
-def _flat(parts: Any) -> Iterator[Any]:
-    if isinstance(parts, tuple | list):
-        for part in parts:
-            yield from _flat(part)
-    elif isinstance(parts, dict):
-        yield from _flat(list(parts.values()))
-    else:
-        yield parts

@@ -8,7 +8,8 @@ are others there. The mode holds in one thread, inside one `with`, and nothing i
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from clearhead.rules.family import NoRule
-from clearhead.rules.kinds import COMPOSED, RULES, active
+from clearhead.rules import deeplift
+from clearhead.rules.family import NoRule, active, flat
+from clearhead.rules.kinds import COMPOSED, RULES
 from clearhead.rules.linear import LINEAR
 
 NAME = "DeepLIFT"
@@ -97,11 +99,12 @@ class Watched(Side):
 
 
 class LiftedSide(Side):
-    """The pass at the reference, differentiated between the two."""
+    """The pass at the reference, differentiated between the two; `steady` as in `rules/deeplift.py`."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, steady: bool = True) -> None:
         super().__init__()
         self.watched, self.place = watched.operations, 0
+        self.rules = nullcontext if steady else deeplift.plain
 
     def ruled(self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], formula: Callable[..., Tensor]) -> Any:
         with torch.no_grad():
@@ -112,7 +115,8 @@ class LiftedSide(Side):
         if [part._version for part in then.inputs] != then.versions:
             raise NoRule(f"what goes into the operator {func.__name__} is changed in place later on")
         sides = zip(inputs, then.inputs, strict=True)
-        linear = formula(*((now.detach(), before, now) for now, before in sides))
+        with self.rules():
+            linear = formula(*((now.detach(), before, now) for now, before in sides))
         if isinstance(value, tuple):  # a maximum comes with its place
             return type(value)((Lifted.apply(linear, value[0]), *value[1:]))
         return Lifted.apply(linear.to(value.dtype), value)
@@ -184,16 +188,6 @@ def _read(table: dict[str, Callable[..., Any]], func: Any, args: Any, kwargs: An
     except TypeError:
         raise NoRule(f"the operator {resolve_name(func) or name} has no rule in {NAME} with these arguments") from None
     return table[name](*given.args, **given.kwargs)
-
-
-def flat(parts: Any) -> Iterator[Any]:
-    if isinstance(parts, tuple | list):
-        for part in parts:
-            yield from flat(part)
-    elif isinstance(parts, dict):
-        yield from flat(list(parts.values()))
-    else:
-        yield parts
 
 
 def _constants(parts: Any) -> list[Any]:
