@@ -84,7 +84,8 @@ class Directions(Mapping[int, Direction]):
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file: the vectors as tensors, everything else as JSON in its header."""
-        tensors, about = {}, {}
+        tensors: dict[str, Tensor] = {}
+        about: dict[int, Any] = {}
         for layer, one in self.items():
             tensors |= {f"{layer}.{name}": getattr(one, name).detach().cpu().contiguous().clone() for name in _TENSORS}
             about[layer] = {

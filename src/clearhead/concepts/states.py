@@ -56,6 +56,9 @@ def states_of(
 ) -> list[Found]:
     """The states h^k of every input, in order; with `gradient`, also those of the target's number."""
     samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
+    if gradient:
+        wanted = make_target(target, ex.subject.scales[0])
+        samples = [ex.subject.completed(sample, wanted) for sample in samples]
     if not samples:
         raise InputError("there are no inputs to read states of")
     found: dict[int, Found] = {}
@@ -81,10 +84,8 @@ def _parts(
     asks = [f"{'hidden_state' if number else 'block_input'}{suffix}" for number in numbers]
     for places in batches_of(samples, batch_size):
         part = [samples[i] for i in places]
-        scores = None
         if gradient:
-            wanted = make_target(target, ex.subject.scales[0])
-            plan = Plan(ex.subject, part, [[wanted] for _ in part])
+            plan = _plan(ex, part, target)
             batch, leaves, value = plan.batch, plan.leaves, plan.value
         else:
             batch = ex.subject.collate(part)
@@ -93,6 +94,16 @@ def _parts(
         scores = plan.scores if gradient else None
         kept = dict(zip(calls, tape.calls, strict=True))
         yield places, [_found(i, sample, numbers, kept, own, stream, scores) for i, sample in enumerate(part)]
+
+
+def _plan(ex: Explainer, samples: Sequence[Sample], given: TargetLike) -> Plan:
+    target = make_target(given, ex.subject.scales[0])
+    steps = [ex.subject.steps(sample, target) for sample in samples]
+    if any(len(own) > 1 for own in steps):
+        raise InputError(
+            "the target has several steps, and a gradient is of one: choose one, as clearhead.Generated(0)"
+        )
+    return Plan(ex.subject, samples, steps)
 
 
 def _no_target(count: int, output: Any) -> Float[Tensor, "batch"]:

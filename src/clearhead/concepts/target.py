@@ -21,7 +21,7 @@ from clearhead.concepts.layers import Site, acting, layer_number, own_calls, sit
 from clearhead.concepts.states import read
 from clearhead.errors import InputError, Refusal
 from clearhead.explainer import Explainer
-from clearhead.subjects.base import How, Readout, Sample, Subject
+from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import Target
 from clearhead.units import Units
 
@@ -116,9 +116,6 @@ def _made(ex: Explainer, own: _Firing) -> Subject:
 
         masked: ClassVar[bool] = False
         multiplies: ClassVar[bool] = False
-
-        def default_readout(self) -> Readout | None:
-            return kind.default_readout(self)
 
         def samples(self, raw: Any, how: How) -> list[Sample]:
             return [own.placed(sample) for sample in read(own.ex, raw, how)]
