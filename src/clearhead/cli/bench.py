@@ -19,6 +19,8 @@ EXAMPLES = (
     "--set perturb-images.fills=black,blur --out runs/pets",
     "clearhead bench --model zoo:rationale --data eraser-movies --split test --root data --protocols rationales,eraser "
     "--out runs/movies",
+    "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images --engine ray --workers 4 "
+    "--address auto --out runs/pets",
 )
 
 
@@ -51,8 +53,14 @@ def bench(
     indices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local, or processes on this machine.")] = "local",
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes.")] = 2,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="local, processes on this machine, or ray, here or on a cluster.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes, or actors of Ray.")] = 2,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster (or auto); without it, one is started here."),
+    ] = None,
     chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Examples that are computed and stored at once.")] = 16,
     batch_size: opt.BatchSize = 8,
     seed: opt.Seed = 0,
@@ -101,7 +109,7 @@ def bench(
                 if process.STATE.interrupted:
                     raise KeyboardInterrupt
 
-            report = run(engine, workers, advance_or_stop)
+            report = run(engine, workers, advance_or_stop, address)
     except KeyboardInterrupt:
         raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
     if as_json:
