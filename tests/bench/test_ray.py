@@ -81,5 +81,5 @@ def test_what_the_engine_refuses() -> None:
     with pytest.raises(InputError, match="opens the model anew"):
         list(engine("ray")(Worker(JOB, explainer("bert/classify")), [], 2, None))
     with pytest.raises(InputError, match="an address is for engine='ray'"):
-        list(engine("local")(Worker(JOB), [], 1, "auto"))
+        engine("local", "auto")
     assert list(engine("ray")(Worker(JOB), [], 2, "no-such-host:1")) == []  # nothing to do: no cluster is joined

@@ -13,6 +13,8 @@ from clearhead.errors import InputError, unknown
 
 Engine = Callable[[Worker, Sequence[Task], int, str | None], Iterator[Shard]]
 ENGINES: dict[str, Engine] = {}
+#: Those that know no machine but this one.
+HERE = ("local", "processes")
 
 
 def register(name: str) -> Callable[[Engine], Engine]:
@@ -23,9 +25,12 @@ def register(name: str) -> Callable[[Engine], Engine]:
     return add
 
 
-def engine(name: str) -> Engine:
+def engine(name: str, address: str | None = None) -> Engine:
+    """An engine by its name; with an address, one that goes elsewhere."""
     if name not in ENGINES:
         raise unknown("engine", name, sorted(ENGINES))
+    if address is not None and name in HERE:
+        raise InputError(f"engine={name!r} computes on this machine: an address is for engine='ray'")
     return ENGINES[name]
 
 
@@ -36,15 +41,9 @@ def opened_anew(name: str, worker: Worker) -> None:
             raise InputError(f"engine={name!r} opens the {what} anew in each process: give its name, not the object")
 
 
-def _stays_here(name: str, address: str | None) -> None:
-    if address is not None:
-        raise InputError(f"engine={name!r} computes on this machine: an address is for engine='ray'")
-
-
 @register("local")
 def local(worker: Worker, tasks: Sequence[Task], workers: int = 1, address: str | None = None) -> Iterator[Shard]:
     """One after the other, in this process."""
-    _stays_here("local", address)
     for task in tasks:
         yield worker(task)
 
@@ -55,7 +54,6 @@ def processes(worker: Worker, tasks: Sequence[Task], workers: int = 2, address: 
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
-    _stays_here("processes", address)
     opened_anew("processes", worker)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"

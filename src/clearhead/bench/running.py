@@ -109,7 +109,7 @@ class Run:
         address: str | None = None,
     ) -> Report:
         """Compute what is missing, then write the table; `advance` hears how many examples are through."""
-        run_engine = engine(engine_name)
+        run_engine = engine(engine_name, address)
         self.store.open(self._about())
         tasks = self.tasks()
         report = Report(str(self.store.folder), len(self.plan), there_before=len(self.plan) - len(tasks))

@@ -76,7 +76,7 @@ def bench(
     from clearhead.bench.planning import Job, setting
     from clearhead.bench.running import Run
 
-    engine_named(engine)  # an unknown one is told before the model is opened
+    engine_named(engine, address)  # an unknown one is told before the model is opened
     chosen: dict[str, dict[str, object]] = {}
     for text in settings or []:
         name, what, value = setting(text)
