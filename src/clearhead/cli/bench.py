@@ -23,6 +23,8 @@ EXAMPLES = (
     "--address auto --out runs/pets",
 )
 
+REPORTS = ("clearhead report runs/pets", "clearhead report runs/pets --out paper")
+
 
 def bench(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="zoo:NAME, a folder, or a hub name.")],
@@ -119,6 +121,35 @@ def bench(
         print(f"{report.computed} chunks computed, {report.there_before} were there before: {out / 'table.parquet'}")
 
 
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the three files go. Default: into the run's folder.")
+    ] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a finished run as one HTML page (report.html), a LaTeX table (tables.tex) and a CSV table (tables.csv).
+
+    No model, no data and no GPU is needed: everything is in the run's folder.
+    """
+    from clearhead.bench.exporting import csv_text, latex_text
+    from clearhead.bench.page import page
+    from clearhead.bench.reading_back import Finished
+    from clearhead.files import whole
+
+    found = Finished(run)
+    texts = {"report.html": page(found), "tables.tex": latex_text(found), "tables.csv": csv_text(found)}
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    if as_json:
+        put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": [str(folder / n) for n in texts]})
+    else:
+        print("\n".join(f"wrote {folder / name}" for name in texts))
+
+
 def _numbers(path: Path) -> tuple[int, ...]:
     try:
         return tuple(int(line) for line in path.read_text(encoding="utf-8").split())
@@ -127,22 +158,17 @@ def _numbers(path: Path) -> tuple[int, ...]:
 
 
 def _show(run: "Run") -> None:
-    from clearhead.bench.tables import columns, markdown
+    """The headline of each protocol; then what is no mean over examples; then what could not be measured."""
+    from clearhead.bench.reading_back import Section
+    from clearhead.bench.tables import markdown, plain
 
     for settings, (name, protocol) in run.worker.protocols.items():
-        measured = run.measurements(settings)
-        for figure in protocol.headline:
-            for smaller in (False, True):
-                own = [one for one in measured if protocol.smaller(figure, one.part) == smaller]
-                parts = sorted({one.part for one in own})
-                table = [
-                    column
-                    for part in parts
-                    for column in columns(part, [one for one in own if one.part == part], figure)
-                ]
-                if table:
-                    better = "smaller" if smaller else "larger"
-                    print(f"\n{name}: {figure} ({better} is better)\n\n{markdown(table, smaller)}")
+        section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
+        for table in (table for figure in protocol.headline for table in section.tables(figure)):
+            shown = markdown(table.columns, table.smaller_is_better)
+            print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
+        for part, by_method in section.overall().items():
+            print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
     for what, why in sorted(run.refused().items()):
         print(f"\nnot measured: {what}: {why}")
     print()
