@@ -76,6 +76,7 @@ def bench(
     """
     from clearhead.bench.engines import engine as engine_named
     from clearhead.bench.planning import Job, setting
+    from clearhead.bench.predicting import keep, predicted
     from clearhead.bench.running import Run
 
     engine_named(engine, address)  # an unknown one is told before the model is opened
@@ -101,8 +102,9 @@ def bench(
     run = Run(job, out)
     with put.waiting("planning"):
         cost = run.cost()
+        expected = predicted(run, 1 if engine == "local" else workers)
     if not as_json:
-        print(cost)
+        print(cost if expected is None else f"{cost}; {expected}")
     try:
         with put.progress(cost.examples) as advance:
 
@@ -112,6 +114,8 @@ def bench(
                     raise KeyboardInterrupt
 
             report = run(engine, workers, advance_or_stop, address)
+        if expected is not None:
+            keep(run, expected)
     except KeyboardInterrupt:
         raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
     if as_json:
