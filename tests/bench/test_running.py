@@ -14,6 +14,8 @@ from clearhead.bench.data import DataSet, Example
 from clearhead.bench.engines import engine
 from clearhead.bench.explaining import explained, method_of
 from clearhead.bench.planning import Job, aligned, chunks, named, setting
+from clearhead.bench.predicting import keep, predicted
+from clearhead.bench.reading_back import Finished
 from clearhead.bench.running import Run
 from clearhead.bench.store import Row, Shard, Store
 from clearhead.bench.working import Worker
@@ -173,6 +175,23 @@ def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
     assert store.refused(["key"]) == {"truth: b": "has no rule"}
     first = path.read_bytes()
     assert store.write(shard).read_bytes() == first
+
+
+def test_the_time_of_a_run_is_predicted_from_one_example(tmp_path: Path) -> None:
+    texts = tuple(f"{text} {number}" for text in TEXTS for number in range(4))
+    made = run(tmp_path / "run", replace(JOB, methods=("saliency", "rollout")), texts)
+    expected = predicted(made)
+    assert expected is not None and set(expected.methods) == {"saliency", "rollout", "random", "position"}
+    assert all(seconds > 0 for seconds in expected.methods.values())
+    assert expected.run == pytest.approx(20 * expected.example) and str(expected).startswith("about ")
+    assert not (tmp_path / "run").exists()  # nothing was stored
+    with_ten = predicted(made, workers=10)  # ten chunks: more workers would have nothing to do
+    assert with_ten is not None and with_ten.run == pytest.approx(2 * with_ten.example)
+    few = run(tmp_path / "run")
+    assert predicted(few) is None
+    few()
+    keep(few, expected)
+    assert set(Finished(tmp_path / "run").costs) == set(expected.methods)
 
 
 def test_labels_are_matched_by_name() -> None:

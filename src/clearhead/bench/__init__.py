@@ -8,6 +8,7 @@ from clearhead.bench import (  # noqa: F401 – they register themselves
     answers,
     perturbed,
     rationales,
+    ray_engine,
     sanity,
     segmentation,
     subsets,

@@ -91,6 +91,10 @@ class Protocol:
         """Whether this figure is better the smaller it is."""
         return figure in self.smaller_is_better
 
+    def overall(self, measurements: Sequence[Measurement]) -> dict[str, float]:
+        """Figures of one method and part over all examples, where they are no means over examples."""
+        return {}
+
     def measure(
         self,
         ex: "Explainer",

@@ -102,17 +102,21 @@ class Run:
         return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered)
 
     def __call__(
-        self, engine_name: str = "local", workers: int = 1, advance: Callable[[int], None] = lambda examples: None
+        self,
+        engine_name: str = "local",
+        workers: int = 1,
+        advance: Callable[[int], None] = lambda examples: None,
+        address: str | None = None,
     ) -> Report:
         """Compute what is missing, then write the table; `advance` hears how many examples are through."""
-        run_engine = engine(engine_name)
+        run_engine = engine(engine_name, address)
         self.store.open(self._about())
         tasks = self.tasks()
         report = Report(str(self.store.folder), len(self.plan), there_before=len(self.plan) - len(tasks))
         sizes = {task.key: len(task.places) for task in tasks}
         advance(len(self.worker.data) - sum(sizes.values()))
         began = time.perf_counter()
-        for shard in run_engine(self.worker, tasks, workers):
+        for shard in run_engine(self.worker, tasks, workers, address):
             self.store.write(shard)
             now = time.perf_counter()
             self._note(shard.key, sizes[shard.key], now - began)

@@ -68,6 +68,14 @@ class Segmentation(Protocol):
                         made.append(Measurement(example.id, method, stream, figures, curves))
         return made
 
+    def overall(self, measurements: Sequence[Measurement]) -> dict[str, float]:
+        """Pixel accuracy and mIoU by each threshold: sums over all pictures first."""
+        return {
+            f"{name}, {rule}": summary(measurements, rule)[name]
+            for rule in self.thresholds
+            for name in ("pixel accuracy", "mIoU")
+        }
+
     def _one(
         self, example: Example, part: Explanation, view: Box
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
@@ -215,7 +223,7 @@ def summary(measurements: Iterable[Measurement], rule: str = "mean") -> dict[str
 
     return {
         "pixel accuracy": total("right") / total("counted"),
-        "mIoU": sum(ious) / 2,
+        "mIoU": float(sum(ious) / 2),
         "mAP": mean("average precision"),
         "F1": mean(f"f1, {rule}"),
         "row F1": mean(f"row f1, {rule}"),

@@ -64,7 +64,7 @@ def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
     methods = list(dict.fromkeys(method for column in table for method in [*column.values, *column.refused]))
     shown = [(column.intervals(), ranks(column.values, smaller_is_better)) for column in table]
     lines = ["| method | " + " | ".join(column.name for column in table) + " |", "| --- |" + " --- |" * len(table)]
-    for method in _ordered(methods, [own for own, _ in shown], smaller_is_better):
+    for method in ordered(methods, [own for own, _ in shown], smaller_is_better):
         cells = [
             f"{intervals[method]} · {places[method]}" if method in intervals else "–" for intervals, places in shown
         ]
@@ -73,7 +73,23 @@ def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
     return "\n".join([*lines, f"| examples | {counts} |"])
 
 
-def _ordered(methods: Sequence[str], shown: Sequence[Mapping[str, Interval]], smaller_is_better: bool) -> list[str]:
+def plain(by_method: Mapping[str, Mapping[str, float]]) -> str:
+    """Methods × figures that have no interval, the last figure's largest first.
+
+    >>> print(plain({"a": {"mIoU": 0.5}, "b": {"mIoU": 0.75}}))
+    | method | mIoU |
+    | --- | --- |
+    | b | 0.750 |
+    | a | 0.500 |
+    """
+    figures = list(next(iter(by_method.values())))
+    lines = [f"| method | {' | '.join(figures)} |", "| --- |" + " --- |" * len(figures)]
+    for method, own in sorted(by_method.items(), key=lambda one: (-one[1][figures[-1]], one[0])):
+        lines.append(f"| {method} | {' | '.join(f'{own[figure]:.3f}' for figure in figures)} |")
+    return "\n".join(lines)
+
+
+def ordered(methods: Sequence[str], shown: Sequence[Mapping[str, Interval]], smaller_is_better: bool) -> list[str]:
     """By the mean over those columns that a method has: an order to read by, not a ranking."""
 
     def mean(method: str) -> float:

@@ -269,6 +269,7 @@ def models(as_json: opt.Json = False) -> None:
 
 
 app.command(epilog=examples(*benchmark.EXAMPLES))(benchmark.bench)
+app.command(epilog=examples(*benchmark.REPORTS))(benchmark.report)
 app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)

@@ -19,7 +19,11 @@ EXAMPLES = (
     "--set perturb-images.fills=black,blur --out runs/pets",
     "clearhead bench --model zoo:rationale --data eraser-movies --split test --root data --protocols rationales,eraser "
     "--out runs/movies",
+    "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images --engine ray --workers 4 "
+    "--address auto --out runs/pets",
 )
+
+REPORTS = ("clearhead report runs/pets", "clearhead report runs/pets --out paper")
 
 
 def bench(
@@ -51,8 +55,14 @@ def bench(
     indices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local, or processes on this machine.")] = "local",
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes.")] = 2,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="local, processes on this machine, or ray, here or on a cluster.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes, or actors of Ray.")] = 2,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster (or auto); without it, one is started here."),
+    ] = None,
     chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Examples that are computed and stored at once.")] = 16,
     batch_size: opt.BatchSize = 8,
     seed: opt.Seed = 0,
@@ -66,9 +76,10 @@ def bench(
     """
     from clearhead.bench.engines import engine as engine_named
     from clearhead.bench.planning import Job, setting
+    from clearhead.bench.predicting import keep, predicted
     from clearhead.bench.running import Run
 
-    engine_named(engine)  # an unknown one is told before the model is opened
+    engine_named(engine, address)  # an unknown one is told before the model is opened
     chosen: dict[str, dict[str, object]] = {}
     for text in settings or []:
         name, what, value = setting(text)
@@ -91,8 +102,9 @@ def bench(
     run = Run(job, out)
     with put.waiting("planning"):
         cost = run.cost()
+        expected = predicted(run, 1 if engine == "local" else workers)
     if not as_json:
-        print(cost)
+        print(cost if expected is None else f"{cost}; {expected}")
     try:
         with put.progress(cost.examples) as advance:
 
@@ -101,7 +113,9 @@ def bench(
                 if process.STATE.interrupted:
                     raise KeyboardInterrupt
 
-            report = run(engine, workers, advance_or_stop)
+            report = run(engine, workers, advance_or_stop, address)
+        if expected is not None:
+            keep(run, expected)
     except KeyboardInterrupt:
         raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
     if as_json:
@@ -109,6 +123,35 @@ def bench(
     else:
         _show(run)
         print(f"{report.computed} chunks computed, {report.there_before} were there before: {out / 'table.parquet'}")
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the three files go. Default: into the run's folder.")
+    ] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a finished run as one HTML page (report.html), a LaTeX table (tables.tex) and a CSV table (tables.csv).
+
+    No model, no data and no GPU is needed: everything is in the run's folder.
+    """
+    from clearhead.bench.exporting import csv_text, latex_text
+    from clearhead.bench.page import page
+    from clearhead.bench.reading_back import Finished
+    from clearhead.files import whole
+
+    found = Finished(run)
+    texts = {"report.html": page(found), "tables.tex": latex_text(found), "tables.csv": csv_text(found)}
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    if as_json:
+        put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": [str(folder / n) for n in texts]})
+    else:
+        print("\n".join(f"wrote {folder / name}" for name in texts))
 
 
 def _numbers(path: Path) -> tuple[int, ...]:
@@ -119,22 +162,17 @@ def _numbers(path: Path) -> tuple[int, ...]:
 
 
 def _show(run: "Run") -> None:
-    from clearhead.bench.tables import columns, markdown
+    """The headline of each protocol; then what is no mean over examples; then what could not be measured."""
+    from clearhead.bench.reading_back import Section
+    from clearhead.bench.tables import markdown, plain
 
     for settings, (name, protocol) in run.worker.protocols.items():
-        measured = run.measurements(settings)
-        for figure in protocol.headline:
-            for smaller in (False, True):
-                own = [one for one in measured if protocol.smaller(figure, one.part) == smaller]
-                parts = sorted({one.part for one in own})
-                table = [
-                    column
-                    for part in parts
-                    for column in columns(part, [one for one in own if one.part == part], figure)
-                ]
-                if table:
-                    better = "smaller" if smaller else "larger"
-                    print(f"\n{name}: {figure} ({better} is better)\n\n{markdown(table, smaller)}")
+        section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
+        for table in (table for figure in protocol.headline for table in section.tables(figure)):
+            shown = markdown(table.columns, table.smaller_is_better)
+            print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
+        for part, by_method in section.overall().items():
+            print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
     for what, why in sorted(run.refused().items()):
         print(f"\nnot measured: {what}: {why}")
     print()

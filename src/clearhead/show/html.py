@@ -49,18 +49,24 @@ def page(given: Sequence[AnyExplanation], title: str | None = None) -> str:
     heading = title or _title(explanations, len(groups))
     sections = [section(group, titled=len(groups) > 1 or title is not None) for group in groups]
     models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
+    foot = f"Scores are raw; only colours are scaled, {_scaled(explanations)}."
+    return document(" · ".join(["clearhead", *models]), name(heading), sections, foot)
+
+
+def document(eyebrow: str, title: str, sections: Iterable[Markup], foot: str, styles: str = "") -> str:
+    """A page around its sections, that fetches nothing; `styles` are rules of our own beside those of all pages."""
     body = tag(
         "main",
         tag(
             "div",
-            tag("p", " · ".join(["clearhead", *models]), class_="ch-eyebrow"),
-            tag("h1", name(heading)),
+            tag("p", eyebrow, class_="ch-eyebrow"),
+            tag("h1", title),
             *sections,
-            tag("p", f"Scores are raw; only colours are scaled, {_scaled(explanations)}.", class_="ch-foot"),
+            tag("p", foot, class_="ch-foot"),
         ),
         class_="clearhead ch-page",
     )
-    head = tag("head", *_head(name(heading)))
+    head = tag("head", *_head(title), style_sheet(styles) if styles else None)
     return f'<!doctype html>\n<html lang="en">{head}<body>{body}{script(_js())}</body></html>\n'
 
 
