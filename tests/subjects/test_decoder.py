@@ -367,6 +367,32 @@ def test_a_conversation_has_one_start_token():
         explainer().explain(chat)
 
 
+def test_an_end_token_of_the_prompt_itself_stays():
+    """Some conversations are rendered with an end token last: it is what makes the model answer."""
+    ending = chatty()
+    ending.chat_template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    ex = clearhead.load(made("gpt2"), ending)
+    e = ex.explain([{"role": "user", "content": "I like"}])
+    ids = ending("I like</s>", add_special_tokens=False)["input_ids"]
+    assert e.tokens == ending.convert_ids_to_tokens(ids) and e.tokens[-1] == "</s>"
+    logits = ex.subject.model(input_ids=torch.tensor([ids])).logits[0, -1]
+    assert np.isclose(e.target["value"], float(logits.max().detach()))
+    # one that was typed stays, and the one that the tokenizer puts after it goes
+    for prompt, ends in (("I like", 0), ("I like</s>", 1), ("I like</s></s>", 2)):
+        tokens = explainer().explain(prompt).tokens
+        assert tokens.count("</s>") == ends and tokens[0] == "<s>"
+        assert explainer().explain(prompt, answer=" the").tokens == [*tokens, "Ġthe"]
+
+
+def test_a_long_prompt_loses_its_beginning():
+    ex = explainer()
+    plain = ex.explain(PROMPTS[1])
+    e = ex.explain(PROMPTS[1], max_length=6)  # one of them is the end token, which goes
+    assert e.tokens == ["<s>", *plain.tokens[-4:]] and e.certificate["truncated_tokens"] > 0
+    right = ex.explain(PROMPTS[1], max_length=6, truncation_side="right")
+    assert right.tokens == plain.tokens[:5]
+
+
 @pytest.mark.parametrize(
     ("given", "how", "said"),
     [

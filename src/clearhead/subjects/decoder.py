@@ -55,7 +55,9 @@ class Decoder(Answering, TextSubject):
                 'expected a prompt, a conversation (a list of {"role": …, "content": …}) or model inputs, but got '
                 f"{type(raw).__name__} ({raw!r:.40})"
             )
-        tokens = self._open(self.words.read((text,), how, **encoding))
+        # The next word follows the end of a prompt, so a long one loses its beginning.
+        side = how.truncation_side or "left"
+        tokens = self._open(self.words.read((text,), replace(how, truncation_side=side), **encoding), text)
         return self._sample({"input_ids": tokens.inputs["input_ids"]}, tokens.units, tokens.dropped)
 
     def _begins(self, text: str) -> bool:
@@ -73,14 +75,21 @@ class Decoder(Answering, TextSubject):
         except Exception as problem:  # templates raise what they like
             raise InputError(f"the tokenizer's chat template refuses this conversation: {problem}") from None
 
-    def _open(self, tokens: Tokens) -> Tokens:
+    def _open(self, tokens: Tokens, prompt: str) -> Tokens:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
-        ids, end = tokens.inputs["input_ids"], self.words.token_id("eos")
-        closed = len(ids) > 1 and tokens.units.special[-1] and int(ids[-1]) in (end, self.words.token_id("sep"))
-        if not closed:
+        ids = tokens.inputs["input_ids"].tolist()
+        if not self._closed(ids, prompt):
             return tokens
         inputs = {name: part[:-1] for name, part in tokens.inputs.items()}
         return Tokens(inputs, first_units(tokens.units, len(ids) - 1), tokens.dropped)
+
+    def _closed(self, ids: Sequence[int], prompt: str) -> bool:
+        """Whether the tokenizer has put an end token after the prompt. One that the prompt itself ends with is its own:
+        where a conversation is rendered, that may be what makes the model answer."""
+        if len(ids) < 2 or ids[-1] not in (self.words.token_id("eos"), self.words.token_id("sep")):
+            return False
+        own = self.words.ask("encode", prompt, add_special_tokens=False)
+        return _ending(ids) > (_ending(own) if own and own[-1] == ids[-1] else 0)
 
     def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         """Padding on either side is cut off, so that positions count from the first token."""
@@ -126,7 +135,7 @@ class Decoder(Answering, TextSubject):
         prompt, whole = sample.inputs["input_ids"].tolist(), sample.units.texts[0] + answer
         for special in (True, False):
             together = list(self.words.ask("encode", whole, add_special_tokens=special))
-            if special and together[-1] in (self.words.token_id("eos"), self.words.token_id("sep")):
+            if self._closed(together, whole):
                 together.pop()
             if together[: len(prompt)] == prompt and len(together) > len(prompt):
                 return together[len(prompt) :]
@@ -174,3 +183,12 @@ class Decoder(Answering, TextSubject):
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {**super().collate(samples), **self.settings(samples)}
+
+
+def _ending(ids: Sequence[int]) -> int:
+    """How often the last of these ids stands at their end.
+
+    >>> _ending([4, 2, 5, 2, 2])
+    2
+    """
+    return next((i for i, one in enumerate(reversed(ids)) if one != ids[-1]), len(ids))

@@ -142,9 +142,7 @@ class ImageTextDecoder(Decoder):
 
     def _open_ended(self, inputs: dict[str, Tensor], prompt: str) -> dict[str, Tensor]:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
-        last = int(inputs["input_ids"][0, -1])
-        closed = last in (self.words.token_id("eos"), self.words.token_id("sep"))
-        if not closed or prompt.endswith(self.words.ask("convert_ids_to_tokens", last)):
+        if not self._closed(inputs["input_ids"][0].tolist(), prompt):
             return inputs
         return {name: part if name in self.layout.inputs else part[:, :-1] for name, part in inputs.items()}
 
