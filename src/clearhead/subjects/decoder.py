@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
 from clearhead.subjects.answers import Answered, Answering, first_units, followed, said_units
-from clearhead.subjects.base import How, Sample, base_model, register_subject
+from clearhead.subjects.base import How, Sample, base_model, device_of, register_subject
 from clearhead.subjects.text import TextSubject
 from clearhead.subjects.words import Tokens
 from clearhead.units import Axis, Units
@@ -32,7 +32,7 @@ class Decoder(Answering, TextSubject):
     @property
     def device(self) -> torch.device:
         """Where the words are looked up: a model may be spread over several devices."""
-        return self.embeddings.weight.device
+        return device_of(self.embeddings)
 
     def expected_calls(self) -> int | None:
         """The decoder of an encoder–decoder may stand alone."""
@@ -44,6 +44,20 @@ class Decoder(Answering, TextSubject):
     def samples(self, raw: Any, how: How) -> list[Sample]:
         samples = super().samples(raw, how) if isinstance(raw, Mapping) else [self._prompt(raw, how)]
         return [self._answered(sample, how) for sample in samples if isinstance(sample, Answered)]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The model inputs that are read."""
+        return ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+
+    def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
+        if {"role", "content"} & raw.keys():
+            raise InputError('a conversation is a list of messages, each {"role": …, "content": …}')
+        strange = [name for name in raw if name not in self.known]
+        if strange:
+            name = type(self.model).__name__
+            raise InputError(f"{name} is explained by {', '.join(self.known)}: leave out {', '.join(strange)}")
+        return super()._given(raw, how)
 
     def _prompt(self, raw: Any, how: How) -> Answered:
         if isinstance(raw, str):
@@ -68,6 +82,7 @@ class Decoder(Answering, TextSubject):
     def _rendered(self, messages: list[Any]) -> str:
         if getattr(self.words.tokenizer, "chat_template", None) is None:
             raise InputError("the tokenizer has no chat template: give the prompt as one text")
+        check_messages(messages)
         last = messages[-1]["role"] == "assistant"
         how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
         try:
@@ -177,12 +192,19 @@ class Decoder(Answering, TextSubject):
 
     def together(self, samples: Sequence[Sample]) -> int | None:
         """Some positions are counted by the length of the whole: there each word needs a pass of its own length."""
-        told = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
-        kinds = [told.get("rope_type"), *(part.get("rope_type") for part in told.values() if isinstance(part, Mapping))]
-        return 1 if {"dynamic", "longrope"} & set(kinds) else super().together(samples)
+        return 1 if self.counts_by_length else super().together(samples)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {**super().collate(samples), **self.settings(samples)}
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Templates render what is missing as nothing, or as "None"."""
+    for i, message in enumerate(messages):
+        if not isinstance(message["role"], str) or not ("tool_calls" in message or message.get("content") is not None):
+            raise InputError(
+                f'message {i} of the conversation must be {{"role": …, "content": …}}, not {message!r:.60}'
+            )
 
 
 def _ending(ids: Sequence[int]) -> int:
