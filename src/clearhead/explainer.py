@@ -351,7 +351,8 @@ class Explainer:
         for method in request.methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        if len(samples) > 1 and not all(map(self._keeps_apart, request.methods)):
+        apart = self.subject.counts_by_length or not all(map(self._keeps_apart, request.methods))
+        if len(samples) > 1 and apart:
             return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
@@ -391,7 +392,9 @@ def _paired(named: dict[str, Any], is_one: Callable[[list[Any]], bool]) -> tuple
     lists = {stream: value for stream, value in named.items() if isinstance(value, list)}
     counts = {stream: len(value) for stream, value in lists.items() if not (value and is_one(value))}
     if len(set(counts.values())) > 1 or 0 in counts.values():
-        raise InputError(f"lists of inputs must be of one length, but are {counts}")
+        raise InputError(
+            f"lists of inputs must be of one length, but are {counts}: they go pair by pair, so give every pair"
+        )
     count = next(iter(counts.values()), 1)
     raws = [Given(**{s: value[i] if s in counts else value for s, value in named.items()}) for i in range(count)]
     return raws, not counts

@@ -66,14 +66,19 @@ def varied(example: Mapping[str, Any], shorter: bool) -> dict[str, Any]:
 
 def check_batched(ex: Explainer, one: Any, alone: dict[str, Any], real: float, target: Any, methods: list[str]) -> str:
     """Batched = single, for two inputs of different lengths where the model itself has that."""
+    why = ""
     for shorter in (True, False):
         other = varied(one, shorter)
         single = values(ex, [other], target)[0]
         try:
             pair = values(ex, [one, other], target)
-        except clearhead.InputError:
-            continue  # these two cannot share a batch, and it says so
+        except clearhead.InputError as problem:
+            why = f"clearhead does not put two lengths into one batch: {problem}"
+            continue
         if not np.allclose(pair, [real, single], rtol=TOLERANCE, atol=TOLERANCE):
+            if shorter and not padding_matters(ex.subject.model, other):
+                raise Wrong("padding changes the answer, though it does not change that of the untouched model")
+            why = "padding changes the model's own answer"
             continue
         both = ex.explain([one, other], methods, target)
         second = ex.explain(other, methods, target)
@@ -81,9 +86,29 @@ def check_batched(ex: Explainer, one: Any, alone: dict[str, Any], real: float, t
             for place, own in enumerate((alone[method], second[method])):
                 _check_same(method, own, both[method][place])
                 check_value(both[method][place].target["value"], pair[place], "the batched answer is not the model's")
-        differs = not shorter and "input_ids" in one
-        return "padding changes the model's own answer" if differs else ""
+        return why if "input_ids" in one else ""
     raise Wrong("two inputs of one length that share a batch get other answers than alone")
+
+
+def padding_matters(model: Any, one: Mapping[str, Any]) -> bool:
+    """Whether the untouched model, called with one token of padding as anybody would pad, says something else."""
+    given = {name: torch.as_tensor(part) for name, part in one.items()}
+    ids = given.get("input_ids")
+    if ids is None:
+        return True
+    config = model.config.get_text_config()
+    pad = getattr(config, "pad_token_id", None)
+    given.setdefault("attention_mask", torch.ones_like(ids))
+    along = [name for name, part in given.items() if part.shape == ids.shape and not name.startswith("decoder")]
+    fills = {"input_ids": 0 if pad is None else pad}
+    more = {name: given[name].new_full((*ids.shape[:-1], 1), fills.get(name, 0)) for name in along}
+    padded = {name: torch.cat([part, more[name]], -1) if name in more else part for name, part in given.items()}
+    plain, found = called(model, given), called(model, padded)
+    for name, part in plain.items():
+        seen = found[name][tuple(slice(size) for size in part.shape)]
+        if seen.shape != part.shape or not torch.allclose(seen, part, rtol=TOLERANCE, atol=TOLERANCE):
+            return True
+    return False
 
 
 def check_gradient(ex: Explainer, one: Any, target: Any) -> None:

@@ -313,6 +313,7 @@ def test_one_text_against_another(name: str) -> None:
     held = ex.explain(**given, method=methods, target=Contrast(None, foil))
     own, other = ex.explain(**given, method=methods), ex.explain(text=foil, image=PICTURES[0], method=methods)
     target = held["generic"].target
+    assert "held fixed" in target["note"] and "note" not in own["generic"].target
     assert target["kind"] == "contrast" and target["against"] == foil and target["name"] == f"{TEXTS[0]} − {foil}"
     difference = own["generic"].target["value"] - other["generic"].target["value"]
     assert target["value"] == pytest.approx(difference, abs=1e-6)
@@ -363,7 +364,6 @@ def test_the_tape_of_a_contrast() -> None:
     [
         ({"text": "a dog"}, r"explain\(text=…, image=…\); missing: image="),
         ({"image": PICTURES[0]}, "missing: text="),
-        ({"inputs": "a dog"}, "missing: text=, image="),
         ({"text": ("a dog", "a cat"), "image": PICTURES[0]}, r"Contrast\(None, other\)"),
         ({"text": " ", "image": PICTURES[0]}, "the text is empty"),
         ({"text": "a [SEP] dog", "image": PICTURES[0]}, "an end-of-text token inside the text"),
@@ -371,6 +371,9 @@ def test_the_tape_of_a_contrast() -> None:
         ({"text": "a dog", "image": PICTURES[0], "target": 1}, "measures how alike two inputs are"),
         ({"text": "a dog", "image": PICTURES[0], "target": Contrast("a bird", "a cat")}, "leave target= out"),
         ({"text": "a dog", "image": PICTURES[0], "target": Contrast(None, "a dog")}, "with itself explains nothing"),
+        ({"text": "a dog", "image": PICTURES[0], "target": Contrast(None, "")}, "hold against is empty"),
+        ({"inputs": "a dog"}, "each by name"),
+        ({"text": ["a dog", "a cat"], "image": PICTURES[:3]}, "give every pair"),
         ({"text": "a dog", "image": PICTURES[0], "tokens": ["a"]}, "tokens= names the units of model inputs"),
         ({"inputs": {"input_ids": [[2, 9, 3]]}}, "model inputs need pixel_values"),
         ({"inputs": {"pixel_values": torch.zeros(1, 3, 16, 16)}}, "either input_ids or inputs_embeds"),

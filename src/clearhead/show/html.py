@@ -99,13 +99,13 @@ def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation
 def section(group: Sequence[AnyExplanation], titled: bool, machine: bool = True) -> Markup:
     """Everything about one input."""
     first, named = group[0], labelled(group)
-    cut = wording.truncation(first)
+    notes = dict.fromkeys(note for e in group for note in wording.notes(e))
     wide = any(len(wording.streams(e)[0]) > 1 or e.steps is not None for e in group)
     return tag(
         "section",
         tag("h2", wording.heading(first) if _one_target(group) else "Why?") if titled else None,
         tag("div", views.picture(first), _explained(group), cards.prediction(first), class_="ch-about"),
-        tag("p", cut, class_="ch-warn", role="note") if cut else None,
+        *(tag("p", note, class_="ch-warn", role="note") for note in notes),
         tag("div", *(cards.card(e, label) for label, e in named.items()), class_=f"ch-methods{' ch-wide' * wide}"),
         cards.agreement(Comparison(named)) if len(named) > 1 else None,
         *(data(e.to_dict(short=True)) for e in group if machine),

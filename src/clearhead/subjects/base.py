@@ -76,9 +76,13 @@ class How:
             if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
                 raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
             hows = [replace(how, tokens=names) for how, names in zip(hows, self.tokens, strict=True)]
-        if isinstance(self.answer, list):
+        ids = isinstance(self.answer, list) and all(isinstance(one, int) for one in self.answer)
+        if isinstance(self.answer, list) and not (ids and count == 1):
             if len(self.answer) != count:
-                raise InputError(f"answer= gives {len(self.answer)} answers for {count} inputs")
+                raise InputError(
+                    f"answer= gives {len(self.answer)} answers for {count} input{'s' if count > 1 else ''}: give one "
+                    "for each, a text or its token ids"
+                )
             hows = [replace(how, answer=answer) for how, answer in zip(hows, self.answer, strict=True)]
         return hows
 
@@ -199,6 +203,11 @@ class Subject(ABC):
             )
         return [target]
 
+    @property
+    def counts_by_length(self) -> bool:
+        """Whether positions are counted by the length of the longest input of a batch: then each needs its own."""
+        return False
+
     def together(self, samples: Sequence[Sample]) -> int | None:
         """How many targets are best explained together; None for as many as there is room for."""
         return None
@@ -285,7 +294,7 @@ class Subject(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -335,6 +344,17 @@ def register_subject(cls: type[Subject]) -> type[Subject]:
 def base_model(model: nn.Module) -> nn.Module:
     """The transformers model inside, where adapters wrap it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes. Weights that accelerate keeps elsewhere are on "meta": its hooks say where they go."""
+    device = next(module.parameters()).device
+    if device.type != "meta":
+        return device
+    hooks = [getattr(part, "_hf_hook", None) for part in module.modules()]
+    each = [one for hook in hooks for one in getattr(hook, "hooks", [hook])]
+    told = [getattr(hook, "execution_device", None) for hook in each]
+    return next((torch.device(one) for one in told if one is not None), device)
 
 
 def class_names(model: nn.Module) -> list[str]:

@@ -159,11 +159,14 @@ class Detector(ImageSubject):
         found, query = found_in(sample), query_of(target)
         label = self.label_index(_label(target) or 0)
         p = float(found.logits[query].softmax(-1)[label] if self.has_nothing else found.probabilities[query, label])
+        seen = label != self.classes and p > self.threshold
+        missed = f"no {self.label_name(label)} was found: query {query} gives it a probability of {p:.1g}"
         return said | {
             "label": self.label_name(label),
             "box": [float(edge) for edge in found.boxes[query]],
             "probability": p,
-            "found": label != self.classes and p > self.threshold,
+            "found": seen,
+            **({} if seen or label == self.classes else {"note": missed}),
         }
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:

@@ -78,7 +78,11 @@ class Dual(Pairs):
                     "by pair, so give every pair"
                 )
         else:
-            given = raw if isinstance(raw, Given) else Given()
+            if not isinstance(raw, Given):
+                raise InputError(
+                    f"{self.name} takes two inputs, each by name: explain({first}=…, {second}=…), not one alone"
+                )
+            given = raw
             missing = [f"{stream}=" for stream in self.takes if getattr(given, stream) is None]
             if missing:
                 raise InputError(

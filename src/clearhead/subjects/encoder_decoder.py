@@ -46,6 +46,11 @@ class EncoderDecoder(Answering):
         kind = str(getattr(self.model.config, "model_type", ""))
         if kind in _REFUSED:
             raise Refusal(f"{type(base_model(self.model)).__name__} cannot be explained: {_REFUSED[kind]}")
+        if getattr(self.model.config, "moe_eval_capacity_token_fraction", 1.0) < 1.0:
+            raise Refusal(
+                f"the experts of {type(base_model(self.model)).__name__} have room for a share of a batch only, so "
+                "inputs would take room from each other: set config.moe_eval_capacity_token_fraction = 1.0"
+            )
         self.words = TargetWords(self.tokenizer, self.model, self.speaking)
         self.specials = set(getattr(self.tokenizer, "all_special_ids", ())) | self.words.outside
 

@@ -76,7 +76,7 @@ class InText(Players):
         """Tokens that say where the text is read: in the place of others, they would have it read elsewhere."""
         config, readout = getattr(self.subject.model, "config", None), self.subject.readout
         if readout == "last":
-            return {getattr(config, "pad_token_id", None)}
+            return {getattr(self.subject.words.config, "pad_token_id", None)}
         if readout == END:
             highest = getattr(config, "vocab_size", 0) - 1 if self.subject.ends_at_highest else None
             return {getattr(config, "eos_token_id", None), highest}
