@@ -176,20 +176,24 @@ def pronouns(
         own = _probabilities(ex, [one.text for one in templates], ids, batch_size)
         wanted = list(dict.fromkeys(one.prior for one in templates if one.prior is not None))
         priors = dict(zip(wanted, _probabilities(ex, wanted, ids, batch_size) if wanted else [], strict=True))
-    return [
-        Pronouns(one.text, *p, *(priors[one.prior] if one.prior is not None else (None, None)))
-        for one, p in zip(templates, own, strict=True)
-    ]
+    found = []
+    for one, (first, second) in zip(templates, own, strict=True):
+        prior: tuple[float | None, float | None] = (None, None) if one.prior is None else priors[one.prior]
+        found.append(Pronouns(one.text, first, second, *prior))
+    return found
 
 
 @torch.no_grad()
-def _probabilities(ex: Explainer, texts: Sequence[str], ids: Sequence[int], batch_size: int) -> list[tuple[float, ...]]:
-    subject, found = _masked(ex), []
+def _probabilities(
+    ex: Explainer, texts: Sequence[str], ids: Sequence[int], batch_size: int
+) -> list[tuple[float, float]]:
+    subject = _masked(ex)
+    found: list[tuple[float, float]] = []
     for start in range(0, len(texts), batch_size):
         samples = [sample for text in texts[start : start + batch_size] for sample in subject.samples(text, How())]
         logits = subject.model(**subject.collate(samples)).logits
         rows = logits[torch.arange(len(samples)), [sample.masks[0] for sample in samples]].double().softmax(-1)
-        found += [tuple(row[list(ids)].tolist()) for row in rows]
+        found += [(float(row[ids[0]]), float(row[ids[1]])) for row in rows]
     return found
 
 

@@ -29,7 +29,7 @@ class Occurrence:
     words: Pair
 
     def first_last(self) -> "Occurrence":
-        return Occurrence(self.texts[::-1], self.words[::-1])
+        return Occurrence((self.texts[1], self.texts[0]), (self.words[1], self.words[0]))
 
 
 def read_pairs(first: str | Path, second: str | Path) -> list[Pair]:
@@ -39,8 +39,8 @@ def read_pairs(first: str | Path, second: str | Path) -> list[Pair]:
         if not Path(path).is_file():
             raise InputError(f"there is no word list {str(path)!r}")
         columns.append(Path(path).read_text(encoding="utf-8").split("\n"))
-    words = [[line.strip().casefold() for line in column] for column in columns]
-    pairs = [pair for pair in zip(*words, strict=False) if all(pair)]
+    left, right = ([line.strip().casefold() for line in column] for column in columns)
+    pairs = [(a, b) for a, b in zip(left, right, strict=False) if a and b]
     if not pairs:
         raise InputError(f"{str(first)!r} and {str(second)!r} hold no pair of words")
     return pairs
@@ -66,7 +66,7 @@ def occurrences(texts: Iterable[str], pairs: Sequence[Pair], longest: int = 60) 
 
     longest: sentences of more words are left out
     """
-    other = {}
+    other: dict[str, tuple[str, bool]] = {}
     for a, b in reversed(pairs):  # a word of several pairs goes with its first partner
         other[a], other[b] = (b, False), (a, True)
     pattern = re.compile(r"\w+")
@@ -85,7 +85,8 @@ def occurrences(texts: Iterable[str], pairs: Sequence[Pair], longest: int = 60) 
 def collect(texts: Iterable[str], pairs: Sequence[Pair], count: int) -> list[Occurrence]:
     """So many occurrences, none more often than twice its share: pronouns are not all there is."""
     most = max(1, 2 * count // len(pairs))
-    found, seen = [], dict.fromkeys(pairs, 0)
+    found: list[Occurrence] = []
+    seen = dict.fromkeys(pairs, 0)
     for one in occurrences(texts, pairs):
         if seen.setdefault(one.words, 0) < most:
             seen[one.words] += 1

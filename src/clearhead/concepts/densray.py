@@ -9,7 +9,6 @@ of Gender Bias in Contextualized Representations".
 An eigenvector has no sign: here it points from the second class to the first, and its zero is midway between them.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +50,7 @@ def densray(
     >>> densray(x, -x).q.round(decimals=3)
     tensor([[1., 0.]], dtype=torch.float64)
     """
-    first, second = _two_sets(first, second, names)
+    first, second = two_sets(first, second, names)
     width = first.shape[1]
     _enough(len(first) + len(second), width, few)
     if normalise:
@@ -239,7 +238,7 @@ def held_out(
     its counterfactual come from. Otherwise a word that was seen is tested by its own twin.
     find: another function of two sets, such as `hard_direction`
     """
-    first, second = _two_sets(first, second, how.get("names", ("first", "second")))
+    first, second = two_sets(first, second, how.get("names", ("first", "second")))
     sides = groups or (range(len(first)), range(len(first), len(first) + len(second)))
     if [len(side) for side in sides] != [len(first), len(second)]:
         raise InputError("groups= must name one group for each vector of each of the two sets")
@@ -296,7 +295,7 @@ def _never_zero(sign: Tensor) -> Tensor:
     return torch.where(sign == 0, torch.ones_like(sign), sign)
 
 
-def _two_sets(first: Any, second: Any, names: tuple[str, str]) -> tuple[Vectors, Vectors]:
+def two_sets(first: Any, second: Any, names: tuple[str, str]) -> tuple[Vectors, Vectors]:
     found = _checked(first, f"the set {names[0]!r}"), _checked(second, f"the set {names[1]!r}")
     if found[0].shape[1] != found[1].shape[1]:
         raise InputError(f"the two sets have vectors of different widths: {found[0].shape[1]} and {found[1].shape[1]}")
@@ -320,5 +319,5 @@ def _enough(count: int, width: int, few: bool) -> None:
             f"{count} vectors are fewer than their {width} dimensions, so chance decides the direction: give more, or "
             "say few=True and look at what is held out"
         )
-    if count < 2 or math.isnan(count):
+    if count < 2:
         raise InputError("a direction needs at least two vectors")

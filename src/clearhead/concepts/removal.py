@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.concepts.densray import Vectors, _two_sets, placed, top
+from clearhead.concepts.densray import Vectors, placed, top, two_sets
 from clearhead.concepts.directions import Direction
 from clearhead.concepts.layers import Act, acting, layer_number, sites
 from clearhead.errors import InputError
@@ -32,7 +32,7 @@ def hard_direction(
     names: tuple[str, str] = ("first", "second"),
 ) -> Direction:
     """The principal components of pairs, each pair about its own middle: the i-th of one set goes with the i-th."""
-    first, second = _two_sets(first, second, names)
+    first, second = two_sets(first, second, names)
     if len(first) != len(second):
         raise InputError(f"hard debiasing takes pairs, but the sets hold {len(first)} and {len(second)} vectors")
     half = (first.double() - second.double()) / 2  # both members lie this far from the middle of their pair
@@ -50,7 +50,7 @@ def conceptor_negation(first: Vectors, second: Vectors, aperture: float = 2.0) -
     """I − C of the conceptor C of both sets together."""
     if aperture <= 0:
         raise InputError(f"aperture={aperture}: it must be greater than 0")
-    first, second = _two_sets(first, second, ("first", "second"))
+    first, second = two_sets(first, second, ("first", "second"))
     every = torch.cat([first, second]).double()
     r = every.T @ every / len(every)
     one = torch.eye(len(r), dtype=r.dtype, device=r.device)

@@ -75,7 +75,8 @@ def activations(
 
 
 def _pooled(ex: Explainer, found: Sequence[Found], layer: int, pool: str, stream: str) -> Examples:
-    owners, parts = [], []
+    owners: list[int] = []
+    parts: list[Tensor] = []
     for owner, one in enumerate(found):
         states = one.states[layer].double()
         if pool == "flat":
