@@ -20,7 +20,7 @@ CONTROLS = ("random", "position")
 
 
 class Watch:
-    """Which pictures the model sees, with gradients (to be explained) and without (to be judged by): the latter count."""
+    """Which pictures the model sees, with gradients (to be explained) and without (to be judged by)."""
 
     def __init__(self, model: Any) -> None:
         self.seen: dict[bool, Counter[bytes]] = {True: Counter(), False: Counter()}
