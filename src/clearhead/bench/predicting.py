@@ -53,7 +53,7 @@ def method_seconds(worker: Worker, task: Task) -> dict[str, float]:
     examples = [aligned(worker.data[place], worker.data, worker.ex) for place in task.places]
     names = dict.fromkeys(method for _, methods in task.missing for method in methods)
     methods, _ = applicable(worker.ex, [method_of(name) for name in names])
-    found = {}
+    found: dict[str, float] = {}
     # the first time, a model is tried out, and that is no method's cost
     for method in [*methods[:1], *methods]:
         began = time.perf_counter()

@@ -219,6 +219,7 @@ def _loss(ex: Explainer, text: str, share: float, seed: int) -> float:
     chosen = rng.permutation(inside)[: max(1, round(share * len(inside)))]
     given = {name: part[None].to(subject.device) for name, part in tokens.inputs.items() if subject.accepts(name)}
     given["input_ids"] = given["input_ids"].clone()
+    assert subject.mask is not None
     given["input_ids"][0, chosen] = subject.mask
     logits = subject.model(**given).logits[0, chosen].double()
     return float(torch.nn.functional.cross_entropy(logits, ids[chosen].to(logits.device)))

@@ -119,8 +119,9 @@ def axis_directions(
     directions = {}
     for place, layer in enumerate(wanted):
         first, second = (torch.stack([side[i][place] for i in there]) for side in sides)  # type: ignore[index]
-        how = {"names": names, "normalise": normalise, "seed": seed}
-        directions[layer] = held_out(first, second, groups=(families, families), **how)
+        directions[layer] = held_out(
+            first, second, groups=(families, families), names=names, normalise=normalise, seed=seed
+        )
     return Directions(directions)
 
 

@@ -39,7 +39,8 @@ def read(ex: Explainer, raw: Any, how: How | None = None) -> list[Sample]:
     if subject.masked and isinstance(subject, TextSubject) and isinstance(raw, str):
         tokens = subject.words.read((raw,), how)
         known = {name: part for name, part in tokens.inputs.items() if subject.accepts(name)}
-        masks = (known["input_ids"] == getattr(subject, "mask", None)).nonzero().flatten().tolist()
+        mask: int | None = getattr(subject, "mask", None)
+        masks = [place for place, token in enumerate(known["input_ids"].tolist()) if token == mask]
         return [Sample.of(known, tokens.units, dropped=tokens.dropped, masks=tuple(masks))]
     return subject.samples(raw, how)
 
