@@ -202,9 +202,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Templates render what is missing as nothing, or as "None"."""
     for i, message in enumerate(messages):
         if not isinstance(message["role"], str) or not ("tool_calls" in message or message.get("content") is not None):
-            raise InputError(
-                f'message {i} of the conversation must be {{"role": …, "content": …}}, not {message!r:.60}'
-            )
+            raise InputError(f'message {i} of a conversation must be {{"role": …, "content": …}}, not {message!r:.60}')
 
 
 def _ending(ids: Sequence[int]) -> int:

@@ -43,9 +43,7 @@ class Alike(Target):
     ) -> dict[str, Any]:
         said = {"kind": "similarity", "name": self.name}
         if self.against is not None:
-            note = (
-                f"{self.against!r} is held fixed: the words of {self.name!r} score as they do without it"
-            )
+            note = f"{self.against!r} is held fixed: the words of {self.name!r} score as they do without it"
             said = {"kind": "contrast", "name": f"{self.name} − {self.against}", "against": self.against, "note": note}
         return {**said, "scale": self.scale, "value": value}
 
