@@ -66,8 +66,8 @@ def load(
             model = copy.deepcopy(model).to(place or at, kind or now)
     if next(model.parameters()).device.type == "meta":
         raise Refusal(
-            f"the first weights of {type(model).__name__} are not in memory: keep its embeddings there (device_map), the "
-            "layers after them may be offloaded"
+            f"the first weights of {type(model).__name__} are not in memory: keep its embeddings there, only the "
+            "layers after them may be offloaded (device_map)"
         )
     if isinstance(processor, Reader):
         subject: Subject = processor.subject(model, processor, readout, called)
