@@ -17,9 +17,9 @@ from torch import Tensor
 import clearhead
 from clearhead import Contrast, InputError, MaskedWord, Method, Query, Refusal
 from clearhead.masks import otsu
+from clearhead.show import wording
 from clearhead.subjects import How
 from clearhead.subjects.detection import NOTHING, found_in, in_cells
-from clearhead.show import wording
 from tests.laws import snapshot
 from tests.laws.cases import amplified, with_few
 from tests.replicas import detection as replica

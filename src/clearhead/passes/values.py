@@ -158,7 +158,7 @@ class Worth:
     def _batches(self, asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
         """Inputs of like length together; apart what cannot share a batch."""
         # a model without a padding token cannot tell the end of the shorter ones
-        config = getattr(self.subject.model, "config", None)
+        config: Any = getattr(self.subject.model, "config", None)
         read = config.get_text_config() if hasattr(config, "get_text_config") else config
         exact = self.subject.counts_by_length or getattr(read, "pad_token_id", None) is None
 

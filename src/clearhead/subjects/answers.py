@@ -235,7 +235,7 @@ class Answering(Subject):
             raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
-        given |= {"num_return_sequences": 1, "penalty_alpha": 0.0}  # what is None is filled in from the model's own
+        given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
         unused = ("max_length", "temperature", "top_p", "top_k", "min_p", "typical_p", "num_beam_groups")
         for name, value in {**dict.fromkeys(unused), **given}.items():
             setattr(settings, name, value)
