@@ -187,7 +187,8 @@ class Decoder(Answering, TextSubject):
         if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
             raise Refusal(
                 f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them (is "
-                "config.is_decoder = True missing?)"
+                "config.is_decoder = True missing? or are activations rounded by the range of the whole text, as in "
+                "torch's dynamic int8?)"
             )
 
     def together(self, samples: Sequence[Sample]) -> int | None:
