@@ -521,6 +521,12 @@ def test_a_head_of_whole_numbers():
     assert clearhead.load(model, WORDS).subject.vocabulary == len(WORDS)
 
 
+def test_dynamic_int8_is_refused_by_name():
+    model = torch.ao.quantization.quantize_dynamic(made("llama", torch.float32), {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(Refusal, match="dynamic int8 rounds"):
+        clearhead.load(model, WORDS).explain("I like")
+
+
 def test_one_list_of_ids_is_one_answer():
     ex = explainer()
     assert np.array_equal(ex.explain("I like", answer=[5, 6]).matrix, ex.explain("I like", answer=(5, 6)).matrix)

@@ -185,10 +185,12 @@ class Decoder(Answering, TextSubject):
 
     def check_causal(self) -> None:
         if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
+            rounded = any("quantized.dynamic" in type(module).__module__ for module in self.model.modules())
+            why = "is config.is_decoder = True missing?"
+            if rounded:
+                why = "torch's dynamic int8 rounds activations by the range of the whole text"
             raise Refusal(
-                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them (is "
-                "config.is_decoder = True missing? or are activations rounded by the range of the whole text, as in "
-                "torch's dynamic int8?)"
+                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them ({why})"
             )
 
     def together(self, samples: Sequence[Sample]) -> int | None:
