@@ -240,9 +240,9 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
     ("name", "given", "drawn"),
     [
         ("spell", ("cat",), ("ch-map",)),  # letters × phonemes
-        ("recall", ("k7 v2 k3 v9 k3 →",), ("ch-views",)),
+        ("recall", ("k7 v2 k3 v9 k3 →",), ("ch-text",)),
         ("shapes-vqa", ("--example", 3), ("ch-regions",)),
-        ("shapes-vilt", ("--example", 3), ("ch-heat", "ch-views")),
+        ("shapes-vilt", ("--example", 3), ("ch-heat", "ch-text")),
         ("pets-clip", ("--text", "a dog", "--image", "DOG"), ("ch-heat",)),
         ("shapes-detr", ("--example", 3), ("ch-heat", "ch-box")),
     ],
