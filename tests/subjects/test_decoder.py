@@ -521,6 +521,7 @@ def test_a_head_of_whole_numbers():
     assert clearhead.load(model, WORDS).subject.vocabulary == len(WORDS)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch means to take it away
 def test_dynamic_int8_is_refused_by_name():
     model = torch.ao.quantization.quantize_dynamic(made("llama", torch.float32), {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(Refusal, match="dynamic int8 rounds"):
