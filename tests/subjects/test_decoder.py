@@ -14,6 +14,7 @@ import clearhead
 from clearhead import Contrast, Generated, InputError, Refusal
 from clearhead.methods import REGISTRY
 from clearhead.subjects import How
+from clearhead.subjects.base import device_of
 from tests import models
 from tests.laws import snapshot
 from tests.replicas import (
@@ -469,20 +470,31 @@ def test_inputs_do_not_mix_where_positions_depend_on_the_longest(head):
         ex.record([short, long], target=1)
 
 
-@pytest.mark.parametrize("words", ["disk", "cpu"])
-def test_a_model_that_is_spread_over_devices(words, tmp_path):
+def spread(words: str, folder: Any) -> Any:
+    """A model whose words are in memory or on disk, and one of whose layers is on disk."""
     accelerate = pytest.importorskip("accelerate")
-    given = {"input_ids": torch.arange(5, 10)[None]}
-    plain = explainer("llama").explain(given)
     place = {"model.embed_tokens": words, "model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
     place |= {"model.layers.0": words, "model.layers.2": "cpu", "lm_head": "cpu"}
-    spread = accelerate.dispatch_model(made("llama"), place, main_device="cpu", offload_dir=tmp_path)
-    ex = clearhead.load(spread)
-    assert ex.subject.device == torch.device("cpu")
+    return accelerate.dispatch_model(made("llama"), place, main_device="cpu", offload_dir=folder)
+
+
+def test_words_that_are_on_disk_are_looked_up_where_accelerate_says(tmp_path):
+    model = spread("disk", tmp_path)
+    assert model.model.embed_tokens.weight.device.type == "meta"
+    assert device_of(model) == device_of(model.model.embed_tokens) == torch.device("cpu")
+    with pytest.raises(Refusal, match="not in memory"):
+        clearhead.load(model)
+
+
+def test_a_model_that_is_spread_over_devices(tmp_path):
+    given = {"input_ids": torch.arange(5, 10)[None]}
+    plain = explainer("llama").explain(given)
+    model = spread("cpu", tmp_path)
+    ex = clearhead.load(model)
     assert np.allclose(ex.explain(given).scores, plain.scores, rtol=1e-9)
     assert len(ex.explain(given, target=Generated(), max_new_tokens=2).steps) == 2
     with pytest.raises(InputError, match="spread over devices"):
-        clearhead.load(spread, dtype="float32")
+        clearhead.load(model, dtype="float32")
 
 
 def test_a_quantised_model_stays_as_it_is():
@@ -507,6 +519,13 @@ def test_a_head_of_whole_numbers():
     head.forward = lambda x: x @ values.mT
     model.lm_head = head
     assert clearhead.load(model, WORDS).subject.vocabulary == len(WORDS)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch means to take it away
+def test_dynamic_int8_is_refused_by_name():
+    model = torch.ao.quantization.quantize_dynamic(made("llama", torch.float32), {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(Refusal, match="dynamic int8 rounds"):
+        clearhead.load(model, WORDS).explain("I like")
 
 
 def test_one_list_of_ids_is_one_answer():

@@ -17,6 +17,7 @@ from torch import Tensor
 import clearhead
 from clearhead import Contrast, InputError, MaskedWord, Method, Query, Refusal
 from clearhead.masks import otsu
+from clearhead.show import wording
 from clearhead.subjects import How
 from clearhead.subjects.detection import NOTHING, found_in, in_cells
 from tests.laws import snapshot
@@ -339,6 +340,8 @@ class TestTargets:
         assert e.steps is None and e.target["found"] is False
         assert e.target["place"] == int(p.max(-1).values.argmax())
         assert e.target["probability"] == pytest.approx(float(p.max()))
+        (note,) = wording.notes(e)
+        assert note.startswith(f"query {e.target['place']} finds no {e.target['label']}") and note in e.html()
 
     def test_no_object_is_never_the_default(self) -> None:
         changed = clearhead.load(model("detr"))

@@ -409,3 +409,11 @@ def test_letters_are_aligned_with_phonemes():
     assert e["source"].tokens[:5] == list("phone") and e.steps == ("F", "OW", "N")
     letters = e["source"].matrix[:, :5]
     assert letters[0].argmax() in (0, 1) and letters[1].argmax() in (2, 4) and letters[2].argmax() == 3
+
+
+def test_experts_with_room_for_a_share_of_a_batch_are_refused():
+    sizes = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_experts": 2}
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.NllbMoeConfig(**sizes, moe_eval_capacity_token_fraction=0.3)
+    with pytest.raises(Refusal, match="take room from each other"):
+        clearhead.load(transformers.NllbMoeForConditionalGeneration(config).eval())

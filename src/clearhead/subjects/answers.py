@@ -52,10 +52,9 @@ class Answering(Subject):
         self.multi_label, self.labels = False, {}  # the labels of a configuration are no words
         head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
         known = getattr(head, "weight", None)
-        if isinstance(known, Tensor) and known.is_floating_point():
+        self.vocabulary = int(self.model.config.get_text_config().vocab_size)
+        if isinstance(known, Tensor) and known.is_floating_point():  # a quantised one may be packed, or a function
             self.vocabulary = len(known)
-        else:  # that of a quantised head may be packed, or a function
-            self.vocabulary = int(self.model.config.get_text_config().vocab_size)
         self.causal = False  # not seen yet
 
     @abstractmethod
@@ -236,17 +235,8 @@ class Answering(Subject):
             raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
-        given["num_return_sequences"] = 1
-        unused = (
-            "max_length",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "typical_p",
-            "num_beam_groups",
-            "penalty_alpha",
-        )
+        given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
+        unused = ("max_length", "temperature", "top_p", "top_k", "min_p", "typical_p", "num_beam_groups")
         for name, value in {**dict.fromkeys(unused), **given}.items():
             setattr(settings, name, value)
         settings.pad_token_id = self.words.pad if settings.pad_token_id is None else settings.pad_token_id

@@ -185,9 +185,12 @@ class Decoder(Answering, TextSubject):
 
     def check_causal(self) -> None:
         if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
+            rounded = any("quantized.dynamic" in type(module).__module__ for module in self.model.modules())
+            why = "is config.is_decoder = True missing?"
+            if rounded:
+                why = "torch's dynamic int8 rounds activations by the range of the whole text"
             raise Refusal(
-                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them (is "
-                "config.is_decoder = True missing?)"
+                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them ({why})"
             )
 
     def together(self, samples: Sequence[Sample]) -> int | None:
@@ -202,9 +205,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Templates render what is missing as nothing, or as "None"."""
     for i, message in enumerate(messages):
         if not isinstance(message["role"], str) or not ("tool_calls" in message or message.get("content") is not None):
-            raise InputError(
-                f'message {i} of the conversation must be {{"role": …, "content": …}}, not {message!r:.60}'
-            )
+            raise InputError(f'message {i} of a conversation must be {{"role": …, "content": …}}, not {message!r:.60}')
 
 
 def _ending(ids: Sequence[int]) -> int:

@@ -160,7 +160,7 @@ class Detector(ImageSubject):
         label = self.label_index(_label(target) or 0)
         p = float(found.logits[query].softmax(-1)[label] if self.has_nothing else found.probabilities[query, label])
         seen = label != self.classes and p > self.threshold
-        missed = f"no {self.label_name(label)} was found: query {query} gives it a probability of {p:.1g}"
+        missed = f"query {query} finds no {self.label_name(label)}: it gives it a probability of {p:.1g}"
         return said | {
             "label": self.label_name(label),
             "box": [float(edge) for edge in found.boxes[query]],
