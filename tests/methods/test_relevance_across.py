@@ -78,6 +78,13 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
         assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
 
 
+def test_generic_by_relevance_refuses_detectors() -> None:
+    """Ours are 0.3 of the largest score away from the authors' `ours_lrp`, with and without relevance for positions."""
+    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()["case0/pixel_values"])}
+    with pytest.raises(clearhead.Refusal, match="lrp=True cannot explain a detector"):
+        Detection.explainer().explain(pixels, Method("generic", lrp=True), target=clearhead.Query(0))
+
+
 METHODS: list[Any] = ["partial-lrp", "transformer-attribution", "lrp", "attn-lrp", Method("generic", lrp=True)]
 
 

@@ -9,8 +9,8 @@ they are from it (`completeness_gap`) is in the certificate. The class is the on
 
 Where the sums of a softmax or the scales of a norm differ by more than e² between x and x′, as they do in ordinary
 models, the closed forms have multipliers that must cancel, and float32 loses the scores in them. There the default
-takes other ones, complete too, that stay small, so its scores are not those of the closed forms; `steady=False` gives
-these.
+takes other ones, complete too, that stay small: its scores are not those of the closed forms, which `steady=False`
+gives.
 
 captum has a rule for a few activation modules alone and takes the plain gradient of all else, so that its scores do
 not add up: `profile="captum"` gives them, and warns. Baselines by name as in integrated gradients.

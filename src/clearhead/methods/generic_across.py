@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import Refusal
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.recording.tape import Call, Tape
@@ -47,6 +48,11 @@ class GenericAcross(AcrossFold):
     family: ClassVar[Relevance] = Relevance()
 
     def begin(self) -> None:
+        if self.lrp and "queries" in self.frames:
+            raise Refusal(
+                "generic with lrp=True cannot explain a detector: the authors' rules of propagation for DETR are a "
+                "family of their own, which is not among ours, and with ours the scores are others than theirs"
+            )
         self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:

@@ -52,9 +52,10 @@ class Answering(Subject):
         self.multi_label, self.labels = False, {}  # the labels of a configuration are no words
         head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
         known = getattr(head, "weight", None)
-        self.vocabulary = int(self.model.config.get_text_config().vocab_size)
-        if isinstance(known, Tensor) and known.is_floating_point():  # a quantised one may be packed, or a function
+        if isinstance(known, Tensor) and known.is_floating_point():
             self.vocabulary = len(known)
+        else:  # that of a quantised head may be packed, or a function
+            self.vocabulary = int(self.model.config.get_text_config().vocab_size)
         self.causal = False  # not seen yet
 
     @abstractmethod
