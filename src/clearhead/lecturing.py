@@ -28,12 +28,12 @@ SENTENCES = (
     "This is so boring",
     "You look extremely confused",
 )
-#: The two methods, and each of them once more in another reading, for what becomes of special tokens.
+#: The two methods, and each of them once more in another reading, for what becomes of special tokens; with the profile.
 METHODS = {
-    "Grad-SAM": Method("grad-sam"),
-    "Grad-SAM, by columns": Method("grad-sam", received=True),
-    "SHAP": Method("shap"),
-    "SHAP, as in the lecture": Method("shap", context="present", replacement="written-mask"),
+    "Grad-SAM": (Method("grad-sam"), None),
+    "Grad-SAM, by columns": (Method("grad-sam", received=True), None),
+    "SHAP": (Method("shap"), None),
+    "SHAP, as in the lecture": (Method("shap"), "shap_lecture"),
 }
 #: How many of the first tokens are compared.
 FIRST = 2
@@ -119,6 +119,7 @@ class Beside:
             "methods": {
                 method: {
                     "method": e.method,
+                    "label": str(e.target["name"]),
                     "tokens": e.tokens,
                     "scores": plain(e.scores),
                     "ranking": self.ranking(method),
@@ -170,6 +171,8 @@ class Lecture:
 def lecture(ex: "Explainer", sentences: Sequence[str] = SENTENCES) -> Lecture:
     """Grad-SAM beside SHAP for the predicted class of each sentence, by default the five of the lecture.
 
+    SHAP as in the lecture (the profile shap_lecture) is about class 1, whatever is predicted.
+
     >>> clearhead.lecture(clearhead.load("zoo:sentiment")).mean_correlation  # doctest: +SKIP
     """
     if isinstance(sentences, str) or not sentences or not all(isinstance(text, str) for text in sentences):
@@ -179,6 +182,12 @@ def lecture(ex: "Explainer", sentences: Sequence[str] = SENTENCES) -> Lecture:
             f"the lecture is about models that put a text into classes; {ex.subject.name} takes "
             f"{' and '.join(ex.subject.takes)}"
         )
-    found = ex.explain(list(sentences), method=list(METHODS.values()))
-    every = [found[str(method)] for method in METHODS.values()]
-    return Lecture(tuple(Beside(dict(zip(METHODS, of_one, strict=True))) for of_one in zip(*every, strict=True)))
+    if len(ex.subject.labels) < 2:
+        known = len(ex.subject.labels)
+        raise InputError(f"the lecture is about class 1, counted from 0, and {ex.subject.model_class} has {known}")
+    found: dict[str, list[Any]] = {}
+    for profile in dict.fromkeys(profile for _, profile in METHODS.values()):
+        own = {name: method for name, (method, other) in METHODS.items() if other == profile}
+        explained = ex.explain(list(sentences), method=list(own.values()), profile=profile)
+        found |= {name: explained[str(method)] for name, method in own.items()}
+    return Lecture(tuple(Beside({name: found[name][i] for name in METHODS}) for i in range(len(sentences))))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import clearhead
 from tests import models
@@ -188,6 +189,17 @@ def test_what_becomes_of_cls() -> None:
         assert list(one.special_shares("Grad-SAM")) == ["[CLS]", "[SEP]"]
 
 
+def test_as_in_the_lecture_is_the_profile() -> None:
+    """Class 1, also where the other one is predicted."""
+    one = next(one for one in shown().sentences if one.label == "NEGATIVE")
+    e, ex = one.by_method["SHAP, as in the lecture"], clearhead.load("zoo:sentiment")
+    assert e.provenance["profile"] == "shap_lecture"
+    assert (one.shap.target["index"], e.target["index"]) == (0, 1)
+    np.testing.assert_allclose(e.scores, ex.explain(one.text, "shap", profile="shap_lecture").scores, atol=1e-6)
+    said = one.to_dict()["methods"]
+    assert [said[name]["label"] for name in ("SHAP", "SHAP, as in the lecture")] == ["NEGATIVE", "POSITIVE"]
+
+
 def test_figures_of_agreement() -> None:
     from scipy.stats import spearmanr
 
@@ -219,6 +231,15 @@ def test_only_sentences(given: Any) -> None:
 def test_only_texts_in_classes() -> None:
     with pytest.raises(clearhead.InputError, match="put a text into classes"):
         clearhead.lecture(twins.explainer("vit/image"))
+
+
+def test_class_one_must_be_there() -> None:
+    config = transformers.BertConfig(
+        vocab_size=330, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1
+    )
+    ex = clearhead.load(transformers.BertForSequenceClassification(config), models.tokenizer("wordpiece"))
+    with pytest.raises(clearhead.InputError, match=r"about class 1, counted from 0, and .* has 1"):
+        clearhead.lecture(ex, ["so"])
 
 
 def test_a_word_alone_has_no_rank_correlation() -> None:

@@ -146,6 +146,7 @@ def test_an_additive_game_gives_back_its_weights() -> None:
     np.testing.assert_allclose(shares.scores, weights, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::clearhead.errors.CostWarning")
 @pytest.mark.parametrize("evaluations", [2, 3, 10, 40])
 def test_a_budget_is_kept_and_nothing_is_lost(evaluations: int) -> None:
     """Beyond it, what a group has is spread over its players; it all still adds up."""
@@ -166,6 +167,7 @@ def test_a_budget_is_kept_and_nothing_is_lost(evaluations: int) -> None:
         assert shares.checks["unopened"] == 1
 
 
+@pytest.mark.filterwarnings("ignore::clearhead.errors.CostWarning")
 def test_what_is_left_on_groups_is_said() -> None:
     """f = 3·x0 − x2 + 2·x3 over ((0, 1), (2, 3)): four evaluations open the whole, six one of its halves, too."""
     tree = Hierarchy((0, 1, 2, 3), ((0, 1), (2, 3), (4, 5)))

@@ -1,5 +1,7 @@
 """How units are taken away: what stays, what stands in their place, who plays; and what is evaluated together."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import transformers
 import clearhead
 from clearhead import Method
 from clearhead.subjects import How
+from clearhead.subjects.hidden_patches import black
 from clearhead.subjects.hiding import players_of
 from tests import joint_models, models
 from tests.methods import twins
@@ -139,6 +142,42 @@ def test_superpixels_cover_the_picture() -> None:
     assert float(players.spread(scores).sum()) == pytest.approx(float(scores.sum()))
 
 
+@pytest.mark.parametrize("size", [(48, 48), (33, 18)])
+def test_noise_is_cut_along_a_grid(size: tuple[int, int]) -> None:
+    """SLIC makes one piece of it, and LIME would have one player."""
+    pytest.importorskip("skimage")
+    made = twins.explainer("dinov2/image").subject
+    pixels = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)).double()
+    players = players_of(made, made.samples({"pixel_values": pixels}, How())[0], "superpixel")
+    assert players.unit == "grid" and 40 <= players.count <= 60
+    seen = players.labels[: size[0] // 4 * 4, : size[1] // 4 * 4]
+    sizes = torch.bincount(seen.flatten(), minlength=players.count)
+    assert sizes.min() > 0 and sizes.sum() == (players.labels >= 0).sum() == seen.numel()
+    assert sizes.max() <= 4 * sizes.min()
+    scores = torch.rand(players.count).double()
+    assert float(players.spread(scores).sum()) == pytest.approx(float(scores.sum()))
+
+
+def test_blur_and_black_are_those_of_baselines() -> None:
+    from clearhead.baselines import blurred
+
+    made, whole = sample("vit/image", models.inputs("vit/image")[0])
+    pixels = whole.inputs["pixel_values"]
+    gone = players_of(made, whole, None, "blur").without(torch.zeros(16, dtype=torch.bool))
+    assert torch.allclose(gone.inputs["pixel_values"], blurred(pixels), atol=1e-5)
+
+
+def test_black_of_a_processor_in_a_processor() -> None:
+    """That of a model of several streams has one for pictures; a tokenizer knows nothing of black."""
+    pictures = SimpleNamespace(do_normalize=True, image_mean=[0.5, 0.25, 0.0], image_std=[0.5, 0.5, 1.0])
+    made = black(SimpleNamespace(image_processor=pictures), torch.ones(3, 2, 2))
+    assert made[:, 0, 0].tolist() == [-1.0, -0.5, 0.0]
+    assert not black(SimpleNamespace(do_normalize=False), torch.ones(3, 2, 2)).any()
+    for unknown in (None, models.tokenizer("wordpiece")):
+        with pytest.raises(clearhead.InputError, match="which numbers are black is not known"):
+            black(unknown, torch.ones(3, 2, 2))
+
+
 # Targets, decoders, several targets -----------------------------------------------------------------------------------
 
 
@@ -203,6 +242,38 @@ def test_decoders(method: str) -> None:
     assert answered.matrix.shape == (2, 8) and not answered.matrix[0, 6:].any()
     alone = ex.explain({"input_ids": ids}, method, target=7)
     np.testing.assert_allclose(answered.matrix[0, :6], alone.scores, atol=1e-8)
+
+
+@pytest.mark.parametrize("pad", [None, 3])
+def test_words_of_a_prompt_are_deleted(pad: int | None) -> None:
+    """The next word after what is left, in batches of one length or padded; words of an answer stay where they are."""
+    config = transformers.GPT2Config(
+        vocab_size=330, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, pad_token_id=pad
+    )
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    ex, ids = clearhead.load(model), torch.tensor([5, 17, 45, 99, 8, 61])
+    places = torch.arange(6)
+    with torch.no_grad():
+        whole = model(input_ids=ids[None]).logits[0, -1]
+
+        def without(*gone: int) -> float:
+            left = ids[~torch.isin(places, torch.tensor(gone))]
+            return float(whole.max() - model(input_ids=left[None]).logits[0, -1, whole.argmax()])
+
+        one, three = [without(i) for i in range(6)], [without(i, i + 1, i + 2) for i in range(4)]
+    deleted = Method("occlusion", replacement="delete")
+    e = ex.explain({"input_ids": ids[None]}, deleted)
+    assert e.provenance["replacement"] == "delete"
+    np.testing.assert_allclose(e.scores, one, atol=1e-10)
+    wide = ex.explain({"input_ids": ids[None]}, Method("occlusion", replacement="delete", window=3))
+    np.testing.assert_allclose(wide.scores[[0, 5]], np.array(three)[[0, 3]] / 3, atol=1e-10)
+    with pytest.raises(clearhead.InputError, match="would move the words"):
+        ex.explain({"input_ids": ids[None]}, deleted, answer=[[7, 12]])
+    with pytest.raises(clearhead.InputError, match="would move the words"):
+        ex.explain({"input_ids": ids[None]}, deleted, target=lambda output: output.logits[:, -1, 4])
+    with pytest.raises(clearhead.InputError, match="leaves nothing of the text"):
+        ex.explain({"input_ids": ids[None]}, Method("kernel-shap", replacement="delete"))
 
 
 def test_padding_that_spoils_a_batch_is_left_out() -> None:

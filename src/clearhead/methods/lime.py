@@ -3,7 +3,8 @@
     φ = argmin Σ_z w(z) (v(z) − c − z·φ)² + α |φ|²,     w(z) = exp(−d(z)² / σ²),     d(z) = 1 − cos(z, 1) = 1 − √(|z|/M)
 
 over coalitions z with each unit present with probability ½, and the whole input. σ is 0.25·√M unless `width` is given;
-`ridge` is α. Units are tokens (`unit="word"` for words) and the superpixels of a picture (`unit="patch"` for patches).
+`ridge` is α. Units are tokens (`unit="word"` for words) and the superpixels of a picture (`unit="patch"` for patches);
+a picture that falls into too few of them, such as noise, is cut along a grid, and provenance says so (`players`).
 LIME is not complete: the certificate holds how badly the linear model fits (`misfit`, 1 − R²) and how far off it is
 at the input itself (`completeness_gap`).
 """

@@ -120,7 +120,8 @@ def render(lecture: "Lecture") -> RenderableType:
             f"of all in {wins} of {len(lecture.sentences)} sentences. It has much by construction: where a classifier "
             f"reads {first}, no other row has a gradient in the last layer. SHAP takes tokens out of the text, and "
             f"{first} is in no text: it has nothing to lose and gets nothing. With one context alone, as in the "
-            "lecture, it gets part of what groups have beyond their halves.",
+            "lecture (and there for class 1, whatever is predicted), it gets part of what groups have beyond their "
+            "halves.",
             style="dim",
         )
     )

@@ -1,7 +1,7 @@
 """Taking patches or superpixels away from a picture.
 
-What is seen in their place is the picture's `mean`, `black`, or the picture in a `blur`, so far that a patch has no
-detail left.
+What is seen in their place is the picture's `mean`, `black`, or the picture in a `blur`: the same as those that a
+baseline has under these names. A picture without superpixels to speak of, such as noise, is cut along a grid.
 """
 
 from dataclasses import replace
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.baselines import blurred
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.subjects.base import Sample
 from clearhead.subjects.hierarchy import Hierarchy, of_places
@@ -70,10 +71,22 @@ class InPicture(Players):
         low, high = shown.min(), shown.max()
         shown = (shown - low) / max(high - low, 1e-12)
         made = slic(shown, SEGMENTS, start_label=0, channel_axis=0, convert2lab=len(shown) == 3)
-        labels = torch.where(self.patch_of < 0, -1, torch.as_tensor(made).long())
-        inside = labels >= 0
-        labels[inside] = torch.unique(labels[inside], return_inverse=True)[1]
-        return labels
+        inside = self.patch_of >= 0
+        found, labels = torch.unique(torch.as_tensor(made).long()[inside], return_inverse=True)
+        if len(found) < SEGMENTS / 2:  # pieces of noise are too small to stay, and SLIC gives them to their neighbours
+            self.unit = "grid"
+            return self._grid()
+        return torch.full(inside.shape, -1).masked_scatter(inside, labels)
+
+    def _grid(self) -> Int[Tensor, "height width"]:
+        """About as many rectangles, nearly square, over what the model sees."""
+        high, wide = (int((self.patch_of >= 0).any(axis).sum()) for axis in (1, 0))
+        rows = min(max(round((SEGMENTS * high / wide) ** 0.5), 1), high)
+        columns = min(max(round(SEGMENTS / rows), 1), wide)
+        down, across = torch.arange(high) * rows // high, torch.arange(wide) * columns // wide
+        found = torch.full(self.patch_of.shape, -1)
+        found[:high, :wide] = down[:, None] * columns + across
+        return found
 
     def _absent(self) -> Float[Tensor, "channel height width"]:
         """What is seen where a player is absent."""
@@ -81,18 +94,8 @@ class InPicture(Players):
         if self.replacement == "mean":
             return pixels.double().mean((1, 2), keepdim=True).to(pixels).expand_as(pixels)
         if self.replacement == "blur":
-            return _blurred(pixels.double(), float(max(self.size))).to(pixels)
-        processor = self.subject.processor
-        mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-        if processor is None or (getattr(processor, "do_normalize", True) and (mean is None or std is None)):
-            raise InputError(
-                "replacement='black', but which numbers are black is not known without the image processor: load it "
-                "together with the model, or choose 'mean' or 'blur'"
-            )
-        if not getattr(processor, "do_normalize", True):
-            return torch.zeros_like(pixels)
-        black = -torch.tensor(mean).to(pixels) / torch.tensor(std).to(pixels)
-        return black[:, None, None].expand_as(pixels)
+            return blurred(pixels.double()).to(pixels)
+        return black(self.subject.processor, pixels)
 
     def codes(self, keep: Bool[Tensor, "coalition player"]) -> list[bytes]:
         return packed(keep)
@@ -138,13 +141,18 @@ class InPicture(Players):
         return rows_of([cells[r : r + high, c : c + wide].flatten().tolist() for r, c in starts], self.count)
 
 
-def _blurred(pixels: Float[Tensor, "channel height width"], sigma: float) -> Float[Tensor, "channel height width"]:
-    """A Gaussian blur; beyond the edge the picture goes on as it ends."""
-    reach = torch.arange(-int(3 * sigma), int(3 * sigma) + 1).double()
-    weights = (-(reach**2) / (2 * sigma**2)).exp()
-    weights = (weights / weights.sum()).to(pixels.device)
-    for axis in (1, 2):
-        length = pixels.shape[axis]
-        places = (torch.arange(length)[:, None] + reach.long()).clamp(0, length - 1).to(pixels.device)
-        pixels = (pixels.movedim(axis, -1)[..., places] * weights).sum(-1).movedim(-1, axis)
-    return pixels
+def black(
+    processor: Any, like: Float[Tensor, "*batch channel height width"]
+) -> Float[Tensor, "*batch channel height width"]:
+    """Black as the processor of pictures (that of a model of several streams has one) would hand it over."""
+    processor = getattr(processor, "image_processor", processor)
+    normalised = getattr(processor, "do_normalize", None)
+    if normalised is None:
+        raise InputError(
+            "which numbers are black is not known without the image processor: load it together with the model, or "
+            "choose 'mean' or 'blur'"
+        )
+    if not normalised:
+        return torch.zeros_like(like)
+    mean, std = (torch.as_tensor(getattr(processor, f"image_{name}")).to(like) for name in ("mean", "std"))
+    return (-mean / std)[:, None, None].expand_as(like)

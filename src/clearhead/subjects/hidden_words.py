@@ -2,7 +2,8 @@
 
 `mask`, `pad`, `unk`, `eos`, `bos` put that token in the place of each token, `delete` leaves nothing; `written-mask`
 and `written-pad` write the token into the text and read it anew, as the shap package does (what is left of a word may
-then be read as another word). Special tokens always stay, and so does a mask to be filled.
+then be read as another word). Special tokens always stay, and so does a mask to be filled. Words of a prompt can be
+deleted where the word that comes next is explained: it is then the one after what is left.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
+from clearhead.subjects.answers import Answered
 from clearhead.subjects.base import Sample
 from clearhead.subjects.hierarchy import Hierarchy, of_words, pieces
 from clearhead.subjects.players import Players, packed, rows_of
@@ -66,7 +68,7 @@ class InText(Players):
 
     def _default(self) -> str:
         """The mask; for models that have none an unknown word, the end of a text … and otherwise nothing."""
-        if self._token("mask") is None and self.subject.words.tokenizer is None and self._deletable():
+        if self._token("mask") is None and self.subject.words.tokenizer is None and self._movable():
             return "delete"
         taken = self._read_by()
         known = [kind for kind in ("mask", "unk", "eos", "bos", "pad") if self._token(kind) not in {*taken, None}]
@@ -82,15 +84,21 @@ class InText(Players):
             return {getattr(config, "eos_token_id", None), highest}
         return set()
 
-    def _deletable(self) -> bool:
-        """Whether the places that a target may be about stay where they are, or are known."""
+    def _movable(self) -> bool:
+        """Whether no place of the text is one that a target may be about, but for masks, which are known."""
         return type(self.sample) is Sample and getattr(self.subject, "kind", None) is None
+
+    def _next_word(self) -> bool:
+        """Whether the target is the word after a prompt, and no other: it is read at the end, wherever that is."""
+        last = len(self.units) - 1
+        return type(self.sample) is Answered and self.sample.first == last and self.sample.kept == (last,)
 
     def _checked(self, replacement: str) -> str:
         name = self.subject.model_class
         if replacement not in OF_TEXTS:
             raise unknown("replacement in a text", replacement, OF_TEXTS)
-        if replacement not in TOKENS and not self._deletable():
+        stays_known = self._movable() or (replacement == "delete" and self._next_word())
+        if replacement not in TOKENS and not stays_known:
             raise InputError(
                 f"replacement={replacement!r} would move the words that the target of {name} is about: choose another "
                 "of " + ", ".join(TOKENS)
@@ -146,7 +154,9 @@ class InText(Players):
             inputs[name] = part if not along else part[: len(left)] if name == "position_ids" else part[left]
         axes = {stream: Axis.of(_some(self.units, left)) for stream in self.sample.axes}
         masks = tuple(left.index(place) for place in self.sample.masks)
-        return replace(self.sample, inputs=inputs, axes=axes, masks=masks)
+        deleted = replace(self.sample, inputs=inputs, axes=axes, masks=masks)
+        last = len(left) - 1
+        return replace(deleted, first=last, kept=(last,)) if isinstance(deleted, Answered) else deleted
 
     def _read_anew(self, kept: Bool[Tensor, "unit"]) -> Sample:
         token = getattr(self.subject.words.tokenizer, f"{WRITTEN[self.replacement]}_token")
