@@ -79,7 +79,7 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
 
 
 def test_generic_by_relevance_refuses_detectors() -> None:
-    """Ours are 0.3 of the largest score away from the authors' `ours_lrp`, with and without relevance for positions."""
+    """Ours are 0.03 to 0.5 of the largest score from the authors' `…_lrp`, with relevance for positions or not."""
     pixels = {"pixel_values": torch.as_tensor(Detection.arrays()["case0/pixel_values"])}
     with pytest.raises(clearhead.Refusal, match="lrp=True cannot explain a detector"):
         Detection.explainer().explain(pixels, Method("generic", lrp=True), target=clearhead.Query(0))
