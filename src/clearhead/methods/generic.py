@@ -45,9 +45,9 @@ Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
 )
 class Generic(Fold):
     aggregate: bool = True
-    normalise: bool = True
-    within: bool = True
-    guard: Guard = "rows"
+    normalise: bool = of_authors(True)
+    within: bool = of_authors(True)
+    guard: Guard = of_authors("rows")
     fusion: Fusion = of_authors("clamp-mean")
     lrp: bool = of_authors(False)
 
