@@ -59,8 +59,14 @@ class Generic(Fold):
     def begin(self) -> None:
         self.rows = self.frame.readout
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, relevance_of(call, self.fusion, self.lrp))
+    @property
+    def sweeps(self) -> int:
+        return 1
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
+        return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))
+
+    def joined(self, call: Call, added: Tensor) -> Float[Tensor, "batch head row unit"]:
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added

@@ -99,6 +99,19 @@ def self_test(
     return SelfTest(_path(calls), implementation, capture_error, rebuild_error, places, mixes, cuts, vectors)
 
 
+def streaming_test(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tested: SelfTest) -> float:
+    """Compare the logits of a streaming pass with those of the untouched model, with and without padding."""
+    if tested.path != "interface":
+        raise Refusal(
+            f"{type(model).__name__} ignores transformers' attention interface, so its attention cannot be had tile by "
+            "tile: its maps are recorded whole, or not at all"
+        )
+    with at_rest(model), torch.no_grad():
+        when = " tile by tile"
+        gaps = [_check_logits(model, forward, batch, when) for batch in (inputs, _last_hidden(inputs))]
+    return max(gaps)
+
+
 def _hands_on_vectors(calls: Sequence[Captured]) -> bool:
     """Whether what goes into layers is batch × unit × model; hyper-connections hand on several vectors for each."""
     inputs = [(call.block_input, call.attention.shape) for call in calls if call.block_input is not None]
