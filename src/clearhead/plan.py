@@ -187,7 +187,7 @@ class Reading:
 
     @property
     def sweeps(self) -> int:
-        return 0 if self.across is not None else min(fold.sweeps for fold in self.folds.values())
+        return max((0 if fold.needs_whole else fold.sweeps for fold in self.folds.values()), default=0)
 
     @property
     def reads_hidden(self) -> bool:

@@ -109,6 +109,10 @@ class Fold:
     """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
 
     declaration: ClassVar[Declaration]
+    #: How often `tile` must see every tile of a call.
+    sweeps: ClassVar[int] = 0
+    #: Whether `tile` reads the gradient also where attention is hidden by a mask, and so zero.
+    reads_hidden: ClassVar[bool] = False
     frame: Frame = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -118,14 +122,9 @@ class Fold:
         self.begin()
 
     @property
-    def sweeps(self) -> int:
-        """How often `tile` must see every tile of a call, with these options; 0 if it needs whole maps."""
-        return 0
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether `tile` reads the gradient also where attention is hidden by a mask, and so zero."""
-        return False
+    def needs_whole(self) -> bool:
+        """Whether it needs whole maps, with these options, and tiles of them are not enough."""
+        return not self.sweeps
 
     @classmethod
     def kind_with(cls, options: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
     parts="contributions",
 )
 class Generic(Fold):
+    sweeps: ClassVar[int] = 1
     aggregate: bool = True
     normalise: bool = True
     within: bool = True
@@ -58,10 +59,6 @@ class Generic(Fold):
 
     def begin(self) -> None:
         self.rows = self.frame.readout
-
-    @property
-    def sweeps(self) -> int:
-        return 1
 
     def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
         return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))
