@@ -67,7 +67,7 @@ def test_what_cannot_stream_says_so():
         ex.explain("So boring!", method="flow", kernel="streaming")
     with pytest.raises(Refusal, match="ignores transformers' attention interface"):
         models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
-    with pytest.raises(InputError, match="kernel 'flash' is not known"):
+    with pytest.raises(InputError, match="unknown kernel 'flash'"):
         ex.explain("So boring!", kernel="flash")
 
 

@@ -32,6 +32,7 @@ _BART = {
     **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
 }
 _T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "eager"}
 #: What each is here for, and its class and configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "both ways": ("BertForSequenceClassification", _SMALL),
