@@ -20,9 +20,8 @@ def taken() -> float:
 
 
 def measure(tokens: int, kernel: str) -> dict[str, float]:
-    from clearhead_zoo.tasks import recall
-
     import clearhead
+    from clearhead_zoo.tasks import recall
 
     ex = clearhead.load("zoo:recall-4k")
     ex.explain(recall.examples(1, seed=1, pairs=3)[0].text, kernel=kernel)
