@@ -6,17 +6,18 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 EDITABLES := $(foreach project,$(PROJECTS),-e ./$(dir $(project)))
 TYPED := src $(wildcard packages/*/src packages/*/train)
 
-# Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them.
+# Two processes, as CI has two cores (WORKERS=n for more); each keeps to one thread, or they would fight for them. A file
+# goes to one process: its tests share explanations that are made once.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(1)/bin/python -m pytest -n $(WORKERS) $(2) $(ARGS)
+	$(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(2) $(ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest lint format bench docs fresh lock clean setup
+.PHONY: help demo test test-slow test-oldest lint format bench docs architectures fresh lock clean setup
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: .venv/.stamp ## explain a sentence and a picture in the terminal, and write demo.html
 	.venv/bin/python examples/demo.py
@@ -27,7 +28,7 @@ test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
 
 test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures
 	@scripts/chromium.sh
-	$(call PYTEST,.venv,-m slow)
+	$(call PYTEST,.venv,-m slow --dist load)
 
 test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transformers
 	@scripts/chromium.sh
@@ -42,12 +43,23 @@ format: .venv/.stamp ## let ruff put the code in shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp ## what recording costs, and explaining an answer word by word: time ratios and peak memory
+bench: .venv/.stamp ## what recording, an answer word by word, SHAP and a memory budget cost: ratios in one run, peak memory
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
 	.venv/bin/python benchmarks/generated_tokens.py
+	.venv/bin/python benchmarks/shap_batches.py
+	.venv/bin/python benchmarks/memory_budget.py --inputs 32
+
+known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
+	for model in logic:100 recall:60 spell:60 shapes-vqa:60 shapes-vilt:60 shapes-detr:30 pets-hans:24; do \
+		.venv/bin/python benchmarks/truth.py --models $${model%:*} --count $${model#*:} \
+			--json build/truth/$${model%:*}.json || exit 1; done
+	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth/*.json
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md
+
+architectures: .venv/.stamp ## try every class of transformers, and write docs/architectures.md (minutes)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 .venv/bin/python -m tests.architectures.table --workers $(WORKERS)
 
 fresh: ## what a newcomer does: clone this commit into an empty folder, then make demo and make test there
 	@scripts/fresh.sh

@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import clearhead
 
 Matrix = list[np.ndarray]
+MOST = 1e-4  # how far two ways may differ, relative to the largest score
 
 
 def decoder(width: int, device: str) -> LlamaForCausalLM:
@@ -114,6 +115,8 @@ def measure(width: int, prompt: int, words: int, repeats: int, device: str) -> N
             f"  largest difference {gap:.0e}",
             flush=True,
         )
+        if not gap <= MOST:
+            raise SystemExit(f"together and {name} differ by {gap:.0e}, more than {MOST:.0e}")
 
 
 def main() -> None:

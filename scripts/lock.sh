@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes a lock file: the exact versions that pyproject.toml's core + vision + dev resolve to in a fresh environment.
+# Writes a lock file: the exact versions that pyproject.toml's core + vision + shap + flow + bench + dev resolve to in a fresh environment.
 #
 #   scripts/lock.sh requirements.lock
 #   scripts/lock.sh requirements-oldest.lock transformers==5.0.0
@@ -18,7 +18,7 @@ trap 'rm -rf "$scratch"' EXIT
 "${PYTHON:-python3}" -m venv "$scratch/venv"
 pip=("$scratch/venv/bin/python" -m pip --disable-pip-version-check)
 
-editables=(-e ".[vision,dev]")
+editables=(-e ".[vision,shap,flow,bench,dev]")
 for project in packages/*/pyproject.toml; do
     [ -e "$project" ] && editables+=(-e "$(dirname "$project")")
 done

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.explanation import Explanation, from_dict
     from clearhead.explanation import load as open_explanation
     from clearhead.joint import JointExplanation
+    from clearhead.lecturing import Lecture, lecture
     from clearhead.loading import load, models
     from clearhead.methods import Fold, Method, Scores, register
     from clearhead.recording.own import register_attention
@@ -53,6 +54,8 @@ _WHERE = {
     "register": "methods",
     "register_attention": "recording.own",
     "JointExplanation": "joint",
+    "Lecture": "lecturing",
+    "lecture": "lecturing",
     "Call": "recording.tape",
     "Tape": "recording.tape",
     "report": "show.html",
@@ -85,6 +88,7 @@ __all__ = [
     "InputError",
     "JointExplanation",
     "Label",
+    "Lecture",
     "MaskedWord",
     "Method",
     "Pictures",
@@ -101,6 +105,7 @@ __all__ = [
     "compare",
     "convert",
     "from_dict",
+    "lecture",
     "load",
     "models",
     "open_explanation",

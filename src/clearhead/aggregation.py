@@ -40,11 +40,14 @@ class Aggregate:
         return render_aggregate(self)
 
 
-def aggregate(explanations: Sequence[AnyExplanation], by: By = "word", how: How = "sum") -> Aggregate:
+def aggregate(
+    explanations: Sequence[AnyExplanation], by: By = "word", how: How = "sum", absolute: bool = False
+) -> Aggregate:
     """Scores summed or averaged over many inputs, special tokens left out.
 
     by="word" adds up every occurrence of a word (case folded), "label" the whole of each explained label,
-    "position" each place in the input (in each stream, where there are several).
+    "position" each place in the input (in each stream, where there are several)
+    absolute: add up the sizes of scores, so that what speaks for and what speaks against do not cancel
     """
     explanations = _as_list(explanations)
     if not explanations:
@@ -61,7 +64,7 @@ def aggregate(explanations: Sequence[AnyExplanation], by: By = "word", how: How 
         raise unknown("by", by, _KEYS)
     found: dict[str, list[float]] = defaultdict(list)
     for explanation in explanations:
-        for key, score in _KEYS[by](explanation):
+        for key, score in _KEYS[by](explanation, absolute):
             if not np.isnan(score):  # a unit that the method dropped
                 found[key].append(score)
     total: Callable[[list[float]], float] = sum if how == "sum" else (lambda scores: float(np.mean(scores)))
@@ -77,31 +80,34 @@ def _as_list(explanations: Sequence[AnyExplanation]) -> list[AnyExplanation]:
     return given
 
 
-def _by_word(explanation: AnyExplanation) -> list[tuple[str, float]]:
+def _by_word(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
     texts = [part for part in explanation.parts.values() if part.units.kind in LEVELS]
-    words = [part.words() for part in texts or explanation.parts.values()]  # where no part is a text, that is refused
+    words = [
+        part.words(absolute) for part in texts or explanation.parts.values()
+    ]  # where no part is a text, that is refused
     return [(part.units.names[i].casefold(), score) for part in words for i, score in _scores(part)]
 
 
-def _by_label(explanation: AnyExplanation) -> list[tuple[str, float]]:
-    scores = [score for part in explanation.parts.values() for _, score in _scores(part)]
+def _by_label(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
+    scores = [score for part in explanation.parts.values() for _, score in _scores(part, absolute)]
     return [(str(explanation.target.get("name")), float(np.nansum(scores)))]
 
 
-def _by_position(explanation: AnyExplanation) -> list[tuple[str, float]]:
+def _by_position(explanation: AnyExplanation, absolute: bool) -> list[tuple[str, float]]:
     several = len(explanation.parts) > 1
     return [
         (f"{stream} {place}" if several else str(place), score)
         for stream, part in explanation.parts.items()
-        for place, score in _scores(part)
+        for place, score in _scores(part, absolute)
     ]
 
 
-def _scores(part: Explanation) -> list[tuple[int, float]]:
-    return [(int(place), float(part.scores[place])) for place in part.units.drop_special()]
+def _scores(part: Explanation, absolute: bool = False) -> list[tuple[int, float]]:
+    scores = np.abs(part.scores) if absolute else part.scores
+    return [(int(place), float(scores[place])) for place in part.units.drop_special()]
 
 
-_KEYS: dict[str, Callable[[AnyExplanation], list[tuple[str, float]]]] = {
+_KEYS: dict[str, Callable[[AnyExplanation, bool], list[tuple[str, float]]]] = {
     "word": _by_word,
     "label": _by_label,
     "position": _by_position,

@@ -16,6 +16,14 @@ class Refusal(ClearheadError):
     """A model, or a method on a model, that clearhead will not explain because the answer would be wrong."""
 
 
+class ClearheadWarning(UserWarning):
+    """Base of what clearhead says beside a result. The command line prints it as one line."""
+
+
+class CostWarning(ClearheadWarning):
+    """What was asked for may take long; it is said before it begins."""
+
+
 def unknown(what: str, given: object, accepted: Iterable[object]) -> InputError:
     """An error that names the nearest accepted word.
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 
+from clearhead.batches import batches_of, followed
+from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import ACROSS, REGISTRY, Method
-from clearhead.passes import run
+from clearhead.passes import run, why_not
+from clearhead.passes.rules import trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
@@ -82,6 +86,7 @@ class Explainer:
         truncation_side: str | None = None,
         tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
+        memory: str | int | None = None,
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
@@ -100,16 +105,20 @@ class Explainer:
         profile: the settings of an author's released code, quirks included; arguments given beside it win
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
+        memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
+        many at a time as fit; the result is the same
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
         methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
-        authors = profile_named(profile)
+        authors = profile_named(profile, self.subject)
+        ignored = None
         if authors is not None:
+            ignored = target if authors.ignored([method.name for method in methods], target) else None
             methods = [authors.applied(method) for method in methods]
-            scale = scale or next((s.scale for s in map(authors.settings, {m.name for m in methods}) if s.scale), None)
+            target, scale = authors.asked([method.name for method in methods], target, scale)
         if not methods:
             raise InputError("no method was given")
         _check_per(per, methods)
@@ -120,11 +129,15 @@ class Explainer:
         single = single and len(samples) == 1
         targets = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
+        if authors is not None and authors.prepare is not None:
+            prepared = [authors.prepare(self.subject, s, t) for s, t in zip(samples, targets, strict=True)]
+            samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
-        batches = list(_batches(samples, batch_size))
-        request = Request(methods, how, per, seed, authors)
-        for places in _followed(batches, progress):
-            found = self._batch([samples[i] for i in places], [targets[i] for i in places], request)
+        batches = list(batches_of(samples, batch_size))
+        request = Request(methods, how, per, seed, authors, ignored)
+        budget = None if memory is None else Budget(bytes_of(memory))
+        for places in followed(batches, progress):
+            found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
             for i, explanations in zip(places, found, strict=True):
                 results[i] = explanations
         by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
@@ -225,6 +238,9 @@ class Explainer:
         tested = self.recorder.tested
         assert tested is not None
         asks, name = method.declaration.asks, type(self.subject.model).__name__
+        package, extra = method.declaration.package, method.declaration.extra
+        if package and not _installed(package):
+            return f"it needs the package {package}, which is not installed: pip install 'clearhead[{extra}]'"
         if tested.path != "interface" and asks & {"values", "output_projection"}:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
@@ -237,6 +253,8 @@ class Explainer:
                     f"in {name} positions see each other past the attention, too (convolutions, recurrences), which "
                     "its maps do not show; gradients of the input do"
                 )
+            if not tested.vectors and asks & {"block_input", "hidden_state"}:
+                return f"the layers of {name} do not hand on one vector for each unit, which it reads"
             if tested.crosses and method.name not in ACROSS:
                 with_it = ", ".join(sorted(ACROSS))
                 return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"
@@ -252,7 +270,12 @@ class Explainer:
             return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
         if "rows" in method.declaration.has and self.subject.readout is None:
             return f"no row of the attention of {name} speaks for the target"
-        return None
+        return why_not(self.recorder, self.subject, self.sample_tested, method)
+
+    def _keeps_apart(self, method: Method) -> bool:
+        """Whether a method computes the same for a sample in a batch as for the sample by itself."""
+        by_rules = method.kind == "rules"
+        return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
     def _check_readout(self, sample: Sample, target: Target) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
@@ -296,17 +319,45 @@ class Explainer:
             elif id(target.custom) not in request.checked:
                 request.checked[id(target.custom)] = self._check_readout(sample, target)
 
+    def _within(
+        self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
+    ) -> list[list[AnyExplanation]]:
+        """All methods on one batch, or on parts of it that the budget has room for."""
+        if budget is None:
+            return self._batch(samples, targets, request)
+        kinds = {method.declaration.kind for method in request.methods}
+        found: list[list[AnyExplanation]] = []
+        while len(found) < len(samples):
+            left = slice(len(found), None)
+            width = max(sum(map(len, sample.axes.values())) for sample in samples[left])
+            room = budget.room(kinds, width)
+            part = slice(len(found), len(found) + room)
+            try:
+                with budget.batch(kinds, width, self.subject.device):
+                    found += self._batch(samples[part], targets[part], request, room)
+            except OverBudget:
+                budget.shrink()
+        return found
+
     @torch.inference_mode(False)  # what is made in inference mode cannot be folded into outside of it
-    def _batch(self, samples: list[Sample], targets: list[Target], request: Request) -> list[list[AnyExplanation]]:
-        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together)."""
+    def _batch(
+        self, samples: list[Sample], targets: list[Target], request: Request, rows: int | None = None
+    ) -> list[list[AnyExplanation]]:
+        """All methods on one batch, in one pass (or a few, where many targets would not fit into memory together).
+
+        rows: how many samples and targets of them a pass may have
+        """
         tested = self._test(samples)
         for method in request.methods:
             if reason := self._why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
+        apart = self.subject.counts_by_length or not all(map(self._keeps_apart, request.methods))
+        if len(samples) > 1 and apart:
+            return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested)]
+        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested, rows)]
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
@@ -321,13 +372,14 @@ class Explainer:
         return Pass(plan, readings, run(self.recorder, plan, readings, tested))
 
     def _chunks(
-        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest
+        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest, rows: int | None
     ) -> Iterator[list[list[Target]]]:
         """The targets of each sample, so many at a time that their gradients fit into memory together."""
         most = max(len(own) for own in steps)
         widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
         cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
         room = max(1, TOGETHER // max(1, cells * len(samples)))
+        room = room if rows is None else max(1, min(room, rows // len(samples)))
         size = min(room, self.subject.together(samples) or most)
         for start in range(0, most, size):
             stop = min(start + size, most)
@@ -340,7 +392,9 @@ def _paired(named: dict[str, Any], is_one: Callable[[list[Any]], bool]) -> tuple
     lists = {stream: value for stream, value in named.items() if isinstance(value, list)}
     counts = {stream: len(value) for stream, value in lists.items() if not (value and is_one(value))}
     if len(set(counts.values())) > 1 or 0 in counts.values():
-        raise InputError(f"lists of inputs must be of one length, but are {counts}")
+        raise InputError(
+            f"lists of inputs must be of one length, but are {counts}: they go pair by pair, so give every pair"
+        )
     count = next(iter(counts.values()), 1)
     raws = [Given(**{s: value[i] if s in counts else value for s, value in named.items()}) for i in range(count)]
     return raws, not counts
@@ -363,40 +417,18 @@ def _targets(given: Any, scale: str, count: int) -> list[Target]:
     return [make_target(given, scale)] * count
 
 
-def _batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
-    """Samples of like length together, so that little is padded; pictures of one size."""
-    if size < 1:
-        raise InputError(f"batch_size={size}: it must be at least 1")
-
-    def shape(i: int) -> tuple[Any, ...]:
-        axes = samples[i].axes.values()
-        pixels = tuple(getattr(samples[i].inputs.get("pixel_values"), "shape", ()))
-        grids = (pixels, tuple(part.grid or () for axis in axes for part in axis.parts), samples[i].alike)
-        return (grids, tuple(sorted(samples[i].inputs)), [len(axis) for axis in axes])
-
-    order = sorted(range(len(samples)), key=shape)
-    batch: list[int] = []
-    for i in order:
-        if batch and (len(batch) == size or shape(i)[:2] != shape(batch[0])[:2]):
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
-
-
-def _followed(batches: list[Any], progress: bool | Callable[[list[Any]], Iterable[Any]]) -> Iterable[Any]:
-    if progress is True:
-        from rich.console import Console
-        from rich.progress import track
-
-        return track(batches, description="explaining", console=Console(stderr=True), transient=True)
-    return progress(batches) if progress else batches
-
-
 def _side(side: str | None) -> str | None:
     if side not in (None, "left", "right"):
         raise InputError(f"truncation_side={side!r} is not known: say 'left' or 'right'")
     return side
+
+
+def _installed(package: str) -> bool:
+    try:
+        import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def _some(rows: set[int]) -> str:

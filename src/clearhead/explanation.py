@@ -17,6 +17,8 @@ from clearhead.units import Units, plural
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clearhead.areas import Where
+
 #: Name and version of the JSON form and of the file; a reader refuses a newer one.
 SCHEMA = "clearhead/explanation"
 VERSION = 1
@@ -42,6 +44,8 @@ class Explanation:
     matrix: Float[np.ndarray, "row unit"] | None = None
     per_layer: Float[np.ndarray, "layer unit"] | None = None
     per_head: Float[np.ndarray, "layer head unit"] | None = None
+    #: What the scores are a product of, for methods that have it; `provenance["factors"]` names them.
+    factors: Float[np.ndarray, "factor unit"] | None = None
     picture: UInt8[np.ndarray, "height width 3"] | None = None
     steps: tuple[str, ...] | None = None
 
@@ -94,29 +98,54 @@ class Explanation:
             raise unknown("stream", stream, [self.stream])
         return self
 
-    def words(self) -> "Explanation":
-        """Word pieces merged into words, their scores added up."""
-        return self._merged("word")
+    def words(self, absolute: bool = False) -> "Explanation":
+        """Word pieces merged into words, their scores (or, if `absolute`, the sizes of their scores) added up."""
+        return self._merged("word", absolute)
 
-    def sentences(self) -> "Explanation":
-        """Units merged into sentences, their scores added up."""
-        return self._merged("sentence")
+    def sentences(self, absolute: bool = False) -> "Explanation":
+        """Units merged into sentences, their scores (or, if `absolute`, the sizes of their scores) added up."""
+        return self._merged("sentence", absolute)
 
-    def _merged(self, kind: str) -> "Explanation":
+    def regions(self, where: "Where", absolute: bool = False) -> "Explanation":
+        """Patches merged into regions of the picture; a patch that lies in two of them is divided by area.
+
+        where: (rows, columns); boxes (left, top, right, bottom) by name or in a list, in fractions of the picture or
+        its pixels; or a map of whole numbers that says of each pixel, or patch, where it lies
+        """
+        from clearhead.areas import in_regions
+
+        size = None if self.picture is None else self.picture.shape[:2]
+        return self._into(*in_regions(self.units, where, size), absolute)
+
+    def _merged(self, kind: str, absolute: bool) -> "Explanation":
         units, parents = self.units.merged(kind)
-        into = np.zeros((len(self.units), len(units)), dtype=self.scores.dtype)
+        into = np.zeros((len(self.units), len(units)))
         into[np.arange(len(parents)), parents] = 1
-        matrix = None if self.matrix is None else self.matrix @ into
+        return self._into(units, into, absolute)
+
+    def _into(self, units: Units, shares: Float[np.ndarray, "unit larger"], absolute: bool) -> "Explanation":
+        """Scores handed to larger units, each unit's by its shares."""
+        into = shares.astype(self.scores.dtype)
+
+        def added(part: np.ndarray | None) -> Any:
+            return None if part is None else (np.abs(part) if absolute else part) @ into
+
+        matrix = added(self.matrix)
         if matrix is not None and self.steps is None:  # the row of a word is the mean of its pieces' rows
             matrix = (into / into.sum(0)).T @ matrix
-        return replace(
+        made = replace(
             self,
             units=units,
-            scores=self.scores @ into,
+            scores=added(self.scores),
             matrix=matrix,
-            per_layer=None if self.per_layer is None else self.per_layer @ into,
-            per_head=None if self.per_head is None else self.per_head @ into,
+            per_layer=added(self.per_layer),
+            per_head=added(self.per_head),
+            factors=None,  # a sum of products is no product of sums
         )
+        if not absolute:
+            return made
+        changed = {"signed": False, "linear_in_target": False, "absolute": True}
+        return replace(made, base_value=None, provenance={**self.provenance, **changed})
 
     def top(self, count: int = 5, special: bool = False) -> list[tuple[str, float]]:
         """The units with the largest scores, special tokens left out unless asked for.
@@ -175,6 +204,7 @@ class Explanation:
             matrix=minus(self.matrix, other.matrix),
             per_layer=minus(self.per_layer, other.per_layer),
             per_head=minus(self.per_head, other.per_head),
+            factors=None,
         )
 
     @property
@@ -273,7 +303,7 @@ class Explanation:
         return f"Explanation({self.method} of {self.target.get('name')!r}: {len(self)} {kinds}; top: {top})"
 
 
-_ARRAYS = ("matrix", "per_layer", "per_head")
+_ARRAYS = ("matrix", "per_layer", "per_head", "factors")
 _PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
 
 
@@ -339,6 +369,7 @@ _SHAPES: dict[str, tuple[int | str | None, ...]] = {
     "matrix": (None, "unit"),
     "per_layer": (None, "unit"),
     "per_head": (None, None, "unit"),
+    "factors": (None, "unit"),
     "picture": (None, None, 3),
 }
 

@@ -16,6 +16,8 @@ from clearhead.units import LEVELS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clearhead.areas import Where
+
 SCHEMA = "clearhead/joint-explanation"
 VERSION = 1
 
@@ -89,16 +91,25 @@ class JointExplanation:
             raise InputError(f"this explanation has several streams: say {named}")
         raise AttributeError(name)
 
-    def words(self) -> "JointExplanation":
+    def words(self, absolute: bool = False) -> "JointExplanation":
         """Word pieces merged into words; what is no text stays as it is."""
         return JointExplanation(
-            {stream: part.words() if _is_text(part) else part for stream, part in self.parts.items()}
+            {stream: part.words(absolute) if _is_text(part) else part for stream, part in self.parts.items()}
         )
 
-    def sentences(self) -> "JointExplanation":
+    def sentences(self, absolute: bool = False) -> "JointExplanation":
         """Units of texts merged into sentences; what is no text stays as it is."""
         return JointExplanation(
-            {stream: part.sentences() if _is_text(part) else part for stream, part in self.parts.items()}
+            {stream: part.sentences(absolute) if _is_text(part) else part for stream, part in self.parts.items()}
+        )
+
+    def regions(self, where: "Where", absolute: bool = False) -> "JointExplanation":
+        """Patches merged into regions of the picture; what is no picture stays as it is."""
+        pictures = [stream for stream, part in self.parts.items() if part.units.grid is not None]
+        if not pictures:
+            raise InputError("no stream of this explanation has patches of a picture")
+        return JointExplanation(
+            {s: part.regions(where, absolute) if s in pictures else part for s, part in self.parts.items()}
         )
 
     def step(self, which: int) -> "JointExplanation":

@@ -54,13 +54,21 @@ def load(
         half = model.dtype in (torch.float16, torch.bfloat16)
         if kind is None and dtype is None and half and place.type == "cpu":
             kind = torch.float32
-        model = model.to(place, kind or model.dtype).eval()
+        if not _stays(model, device, dtype):
+            model = model.to(place, kind or model.dtype)
+        model = model.eval()
     else:
         model, processor = _unwrapped(model, processor)
         at, now = _place_of(model)
         moved = place is not None and not str(at).startswith(str(place))
-        if moved or kind not in (None, now):  # the caller's own model stays where and as it is
+        changed = moved or kind not in (None, now)  # otherwise the caller's own model stays where and as it is
+        if changed and not _stays(model, device, dtype):
             model = copy.deepcopy(model).to(place or at, kind or now)
+    if next(model.parameters()).device.type == "meta":
+        raise Refusal(
+            f"the first weights of {type(model).__name__} are not in memory: keep its embeddings there, only the "
+            "layers after them may be offloaded (device_map)"
+        )
     if isinstance(processor, Reader):
         subject: Subject = processor.subject(model, processor, readout, called)
     else:
@@ -179,6 +187,18 @@ def _place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     if weight is None:
         raise Refusal(f"{type(model).__name__} has no weights")
     return getattr(model, "device", weight.device), getattr(model, "dtype", weight.dtype)
+
+
+def _stays(model: nn.Module, device: Any, dtype: Any) -> bool:
+    """Whether a model cannot be moved: it is quantised, or accelerate has spread it over devices."""
+    quantised = getattr(model, "hf_quantizer", None) or getattr(model, "is_quantized", False)
+    if not quantised and getattr(model, "hf_device_map", None) is None:
+        return False
+    asked = [f"{name}=" for name, value in (("device", device), ("dtype", dtype)) if value not in (None, "auto")]
+    if asked:
+        kind = "quantised" if quantised else "spread over devices (device_map)"
+        raise InputError(f"{type(model).__name__} is {kind} and stays as it is: leave {' and '.join(asked)} out")
+    return True
 
 
 def _zoo_path(name: str) -> str:

@@ -1,6 +1,7 @@
 """One batch with its targets: what the recorder is called with, and the coordinates that methods work in."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.budget import note
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
 from clearhead.recording.recorder import Recorder, Rows
@@ -34,10 +36,18 @@ class Plan:
         pairs = zip([*samples] * self.steps, self.targets, strict=True)
         self.samples = [subject.cut(sample, [target]) for sample, target in pairs]
         self.given = list(samples)
+        note(len(self.samples))
         self.batch = subject.collate(samples)
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
+        #: What holds while scores are made of the output, where the subject multiplies to make them.
+        self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def width(self) -> int:
+        """The units of the longest sample, all its streams together."""
+        return max(sum(map(len, sample.axes.values())) for sample in self.given)
 
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
@@ -72,7 +82,8 @@ class Plan:
         computed = {key: _own_value(function, output, self.size) for key, function in own.items()}
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
-            self.scores = self.subject.scores(output, self.samples, self.targets)
+            with self.multiplying() if self.subject.multiplies else nullcontext():
+                self.scores = self.subject.scores(output, self.samples, self.targets)
         # unbind: the gradient of a row taken by its number would be a whole tensor of zeros, for each of them
         rows = [None] * len(self.targets) if self.scores is None else self.scores.unbind()
         values = [
@@ -108,9 +119,11 @@ class Plan:
         readout, device = self.readouts[stream], self.subject.device
         axes = [sample.axes[stream] for sample in self.samples]
         valid = torch.zeros(len(axes), readout.shape[2], dtype=torch.bool)
+        special = torch.zeros_like(valid)
         places = torch.zeros(*valid.shape, axes[0].places.shape[1], dtype=readout.dtype)
         for i, axis in enumerate(axes):
             valid[i, : len(axis)] = True
+            special[i, : len(axis)] = torch.tensor(axis.special, dtype=torch.bool)
             places[i, : len(axis)] = torch.as_tensor(axis.places, dtype=places.dtype)
         return Frame(
             readout=readout,
@@ -118,6 +131,7 @@ class Plan:
             seeds=tuple(sample.seed(self.seed) for sample in self.samples),
             places=places.to(device),
             stream=stream,
+            special=special.to(device),
         )
 
 

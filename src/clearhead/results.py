@@ -31,6 +31,8 @@ class Request:
     per: str | None
     seed: int = 0
     profile: Profile | None = None
+    #: The target that was given and that the profile's author does not heed.
+    ignored: Any = None
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 
@@ -135,6 +137,7 @@ class _Axis:
             "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
             "per_layer": self._cut(part.per_layer, i, at) if alone else None,
             "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
+            "factors": self._cut(torch.stack([*part.factors.values()], 1), i, at) if alone and part.factors else None,
         }
 
     def _finished(self, scores: np.ndarray, units: Units, at: list[int]) -> np.ndarray:
@@ -192,10 +195,12 @@ def _checks(steps: Sequence[Step], m: int) -> dict[str, Any]:
     return {"checks": found} if found else {}
 
 
-def _chosen(step: Step, m: int) -> dict[str, str]:
-    """What the method chose where the caller left it open."""
+def _chosen(step: Step, m: int) -> dict[str, Any]:
+    """What the method chose where the caller left it open, and the names of its factors."""
     parts = step.done.parts[m].values()
-    return {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
+    factors = next((list(part.factors) for part in parts if part.factors), None)
+    named = {} if factors is None else {"factors": factors}
+    return named | {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
 
 
 def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[str, Any]:
@@ -213,12 +218,13 @@ def _provenance(plan: Plan, i: int, reading: Reading, request: Request) -> dict[
         "heads": reading.any_fold.heads,
         "reading": {**request.reading, **({"answer": list(getattr(plan.samples[i], "answer", ()))} if given else {})},
         "profile": None if request.profile is None else request.profile.name,
+        **({} if request.ignored is None else {"ignored_target": str(request.ignored)}),
         "loading": {
             **({} if plan.subject.task is None else {"task": plan.subject.task}),
             **({} if readout == plan.subject.default_readout() else {"readout": readout}),
         },
         "citation": declaration.citation,
-        "signed": declaration.signed,
+        "signed": reading.any_fold.signed,
         "linear_in_target": reading.any_fold.linear_in_target,
         "input": plan.fingerprints[i],
         "parts": declaration.parts,

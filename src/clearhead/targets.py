@@ -161,6 +161,10 @@ class Target:
             case _:
                 return index(None), None
 
+    def pinned(self, scores: Float[Tensor, "label"], labels: Labels) -> "Target":
+        """The same target with the classes that it has here, for other inputs: what is predicted there may differ."""
+        return self if self.custom is not None else Pinned(self.wanted, self.scale, self.classes(scores, labels))
+
     def value(self, scores: Float[Tensor, "label"], labels: Labels) -> Float[Tensor, ""]:
         """The number for one sample."""
         a, b = self.classes(scores, labels)

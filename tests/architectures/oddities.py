@@ -12,7 +12,11 @@ def _backbone(kind: str, *stages: int) -> dict[str, Any]:
 
 _DETR = {
     **{"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "num_queries": 5},
-    "backbone_config": _backbone("resnet", 4),
+    "backbone_config": _backbone("resnet", 1, 2, 3, 4),
+    **{
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+    },  # the masks' head normalises width + heads in eights
 }
 _RT_DETR = {
     **{"encoder_in_channels": [16, 16, 16], "encoder_layers": 1, "decoder_in_channels": [32, 32, 32]},
@@ -31,6 +35,13 @@ def _rope(*sections: int) -> dict[str, Any]:
     """Positions along several axes share the width of a head."""
     return {"rope_parameters": {"rope_type": "default", "mrope_section": list(sections), "rope_theta": 10000.0}}
 
+
+_BOTH_ROPES = {
+    kind: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    for kind in ("sliding_attention", "full_attention")
+}
+
+_CODES = {"base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "num_embeddings": 20, "latent_channels": 8}
 
 OWN: dict[str, dict[str, Any]] = {
     # layers of every kind in two to four of them
@@ -55,7 +66,34 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "zaya": {"num_experts_per_tok": 1},
+    # whole attention, not in blocks, which is refused
+    **{kind: {"attention_type": "original_full"} for kind in ("big_bird", "bigbird_pegasus")},
+    # attention of a class that is chosen when it is built
+    "data2vec-vision": {"attn_implementation": "eager", "use_relative_position_bias": True},
     # what must fit together
+    "blt": {"encoder_hash_byte_group_vocab": 50},
+    "bit": {"num_groups": 4},
+    "bridgetower": {"hidden_size": 64, "contrastive_hidden_size": 8, "logit_scale_init_value": 1.0},
+    "bridgetower_text_model": {"hidden_size": 64, "num_hidden_layers": 3},
+    "bridgetower_vision_model": {"hidden_size": 64, "num_hidden_layers": 3},
+    **{kind: {"vocabulary_map": {"<image>": 5}, "vq_config": _CODES} for kind in ("chameleon", "emu3")},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": _BOTH_ROPES,
+    },
+    "dbrx": {
+        **{"max_seq_len": 64, "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+        "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    **{kind: {"start_n_top": 2, "end_n_top": 2} for kind in ("xlm", "flaubert")},
+    "gemma3n_text": {
+        **{"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "laurel_rank": 4},
+        **{"intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4, "hidden_size_per_layer_input": 8},
+    },
+    "neomme": {
+        **{"embedding_rank": 16, "per_layer_config": {}},
+        "rope_parameters": _BOTH_ROPES,
+    },
     "bros": {"dim_bbox_sinusoid_emb_2d": None, "dim_bbox_sinusoid_emb_1d": None, "dim_bbox_projection": None},
     "codegen": {"rotary_dim": 4},
     "convbert": {"embedding_size": 32},
@@ -71,6 +109,7 @@ OWN: dict[str, dict[str, Any]] = {
         "max_xpath_tag_unit_embeddings": 20,
         "max_xpath_subs_unit_embeddings": 20,
         "xpath_unit_hidden_size": 8,
+        **{"tag_pad_id": 18, "subs_pad_id": 18},
     },
     "mistral4": {"qk_rope_head_dim": 8, "head_dim": None},
     "musicgen_decoder": {"num_codebooks": 1},
@@ -92,7 +131,7 @@ OWN: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     # pictures
     "beit": {"use_relative_position_bias": True},
-    "cvt": {"embed_dim": [16, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]},
+    "cvt": {"embed_dim": [16, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 2, 3]},
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4], "image_size": [64, 64]},
     "levit": {
         **{"hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [8, 8, 8]},
@@ -102,15 +141,22 @@ OWN: dict[str, dict[str, Any]] = {
             "patch_size": 16,
         },
     },
-    "mobilevit": {"image_size": 64, "patch_size": 2},
+    "mobilevit": {"image_size": 64, "patch_size": 2, "hidden_sizes": [16, 32, 32]},
+    **{kind: {"image_size": 64, "patch_size": 4} for kind in ("convnext", "convnextv2")},
+    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 64},
+    "vilt": {"num_images": 2},
     "mobilevitv2": {"image_size": 64, "patch_size": 2, "base_attn_unit_dims": [16, 16, 16], "n_attn_blocks": [1, 1, 1]},
     "pvt": {"image_size": 64, "hidden_sizes": [8, 16, 20, 32], "depths": [1, 1, 1, 1]},
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _SWIN),
     # detectors
     **dict.fromkeys(("detr", "conditional_detr", "dab-detr", "table-transformer"), _DETR),
     "deformable_detr": {**_DETR, "backbone_config": _backbone("resnet", 2, 3, 4), "num_feature_levels": 3},
-    **dict.fromkeys(("rt_detr", "rt_detr_v2"), _RT_DETR),
-    "lw_detr": {"num_queries": 5, "group_detr": 1},
+    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2"), _RT_DETR),
+    "pp_doclayout_v4": _RT_DETR,
+    "lw_detr": {"num_queries": 5, "group_detr": 1, "projector_scale_factors": [1.0]},
+    "lw_detr_vit": {
+        **{"image_size": 64, "num_windows": 4, "window_block_indices": [0], "out_features": ["stage1", "stage2"]},
+    },
     "yolos": {"image_size": [32, 48], "num_detection_tokens": 5},
     # sounds
     **dict.fromkeys(

@@ -1,5 +1,6 @@
 """Every class of the installed transformers, made tiny: whatever a configuration calls its sizes, they become small."""
 
+import copy
 import math
 from typing import Any
 
@@ -69,12 +70,18 @@ OPEN = {"head_dim": WIDTH // HEADS, "vocab_size": WORDS, "num_key_value_heads": 
 WIDTHS = ("hidden_sizes", "embed_dims", "neck_hidden_sizes", "encoder_hidden_sizes")
 DEPTHS = ("depths", "num_block_repeats", "stage_num_blocks", "stage_numb_of_layers")
 
-#: Heads, and the mapping of transformers that lists the classes which have them.
+#: Heads, and the mapping of transformers that lists the classes which have them. A class may be in several: the first
+#: is the one that says most about it.
 HEADS_OF = {
+    "image–text decoder": "IMAGE_TEXT_TO_TEXT",
+    "visual question answering": "VISUAL_QUESTION_ANSWERING",
+    "document question answering": "DOCUMENT_QUESTION_ANSWERING",
+    "speech to text": "SPEECH_SEQ_2_SEQ",
+    "text to text": "SEQ_TO_SEQ_CAUSAL_LM",
     "sequence classification": "SEQUENCE_CLASSIFICATION",
+    "next sentence": "NEXT_SENTENCE_PREDICTION",
     "masked words": "MASKED_LM",
     "next word": "CAUSAL_LM",
-    "text to text": "SEQ_TO_SEQ_CAUSAL_LM",
     "token classification": "TOKEN_CLASSIFICATION",
     "question answering": "QUESTION_ANSWERING",
     "multiple choice": "MULTIPLE_CHOICE",
@@ -83,38 +90,33 @@ HEADS_OF = {
     "object detection by text": "ZERO_SHOT_OBJECT_DETECTION",
     "video classification": "VIDEO_CLASSIFICATION",
     "image and text": "ZERO_SHOT_IMAGE_CLASSIFICATION",
-    "visual question answering": "VISUAL_QUESTION_ANSWERING",
-    "document question answering": "DOCUMENT_QUESTION_ANSWERING",
-    "image–text decoder": "IMAGE_TEXT_TO_TEXT",
     "audio classification": "AUDIO_CLASSIFICATION",
-    "speech to text": "SPEECH_SEQ_2_SEQ",
     "text encoder": "TEXT_ENCODING",
 }
 
 
 def classes() -> list[tuple[str, str]]:
-    """Every class that has one of these heads, once, with its head; and the bare models that a subject stands for."""
+    """Every class that has one of these heads, once, with its head; and whatever else a subject stands for."""
     found: dict[str, str] = {}
     for head, mapping in HEADS_OF.items():
-        for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values():
+        for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).values():
             found.setdefault(names if isinstance(names, str) else names[0], head)
-    for names in modeling_auto.MODEL_MAPPING_NAMES.values():
-        name = names if isinstance(names, str) else names[0]
-        if kind_of([name]) is not None:
-            found.setdefault(name, "bare model")
-    return sorted((name, head) for name, head in found.items())
+    for name in dir(transformers):
+        if kind_of([name]) is not None and not name.startswith(("AutoModel", "DataCollator")):
+            found.setdefault(name, "bare model" if name.endswith("Model") else f"`{name}`")
+    return sorted(found.items())
 
 
-def build(name: str, head: str) -> Any:
+def build(name: str) -> Any:
     """A class of transformers, tiny, in float64, far from uniform attention."""
     cls = getattr(transformers, name)
     with torch.device("meta"):
-        config = tiny_config(cls, head)
+        config = tiny_config(cls)
         weights = sum(part.numel() for part in cls(config).parameters())
     if weights > MOST_WEIGHTS:
         raise ValueError(f"{weights / 1e6:.0f} million weights are not tiny")
     torch.manual_seed(0)
-    model = cls(tiny_config(cls, head))
+    model = cls(tiny_config(cls))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -125,12 +127,12 @@ def build(name: str, head: str) -> Any:
     return model.double().eval()
 
 
-def tiny_config(cls: Any, head: str) -> Any:
+def tiny_config(cls: Any) -> Any:
     plain = cls.config_class()
     given = settings(plain)
-    if head == "next word" and hasattr(plain, "is_decoder"):
+    if cls.__name__.endswith(("ForCausalLM", "LMHeadModel")) and hasattr(plain, "is_decoder"):
         given["is_decoder"] = True
-    if head.endswith("question answering"):
+    if "QuestionAnswering" in cls.__name__:
         given["num_labels"] = 2
     config = cls.config_class(**given)
     config._experts_implementation = "eager"  # the others do not know float64
@@ -140,7 +142,7 @@ def tiny_config(cls: Any, head: str) -> Any:
 
 def settings(config: Any) -> dict[str, Any]:
     """Small numbers for what a configuration has, its parts included."""
-    own = OWN.get(config.model_type, {})
+    own = copy.deepcopy(OWN.get(config.model_type, {}))  # some configurations change what they are given
     found: dict[str, Any] = {"num_labels": 3}
     for key, value in config.to_dict().items():
         if isinstance(value, int | float) and not isinstance(value, bool) and key in SMALL:

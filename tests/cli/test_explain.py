@@ -209,3 +209,27 @@ def test_a_folder_with_one_bad_file_is_shown_all_the_same(clearhead: Clearhead, 
     for file in folder.glob("0*"):
         file.unlink()
     assert clearhead("show", folder).code == 2
+
+
+def test_a_budget_of_memory(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    inputs = ("explain", TEXT, "So boring!", "-m", bert, "--method", "generic,saliency", "--json")
+    free, kept = clearhead(*inputs), clearhead(*inputs, "--memory", "1MiB")
+    for one, other in zip(free.json, kept.json, strict=True):
+        np.testing.assert_allclose(one["scores"], other["scores"], rtol=1e-4, atol=1e-7)
+    both = clearhead("compare", TEXT, "-m", bert, "--method", "generic,saliency", "--json", "--memory", "1MiB")
+    np.testing.assert_allclose(both.json["explanations"]["generic"]["scores"], free.json[0]["scores"], rtol=1e-4)
+    (tmp_path / "texts.csv").write_text(f"text\n{TEXT}\n")
+    out = tmp_path / "out"
+    assert clearhead("explain", tmp_path / "texts.csv", "-m", bert, "--out", out, "--memory", "1MiB").code == 0
+    assert json.loads((out / "settings.json").read_text())["settings"]["memory"] == "1MiB"
+    small = clearhead(*inputs, "--memory", "1KiB")
+    assert small.code == 2 and "is too small: one input of" in small.err and small.err.count("\n") == 1
+    assert "no amount of memory" in clearhead(*inputs, "--memory", "lots").err
+
+
+def test_what_may_take_long_is_said(clearhead: Clearhead, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("igraph")
+    monkeypatch.setattr("clearhead.methods.flow.PATIENCE", 0)
+    said = clearhead("explain", TEXT, "-m", bert, "--method", "flow", "--json")
+    assert said.code == 0 and said.json["method"] == "flow"
+    assert said.err.startswith("clearhead: flow: ") and "max-flow problems" in said.err and said.err.count("\n") == 1

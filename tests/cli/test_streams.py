@@ -1,6 +1,7 @@
 """Several streams and several steps on the command line: what is typed, what is shown, what is refused."""
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,29 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
     monkeypatch.setattr(ch, "load", lambda name, **how: load(detr, **how), raising=False)
     said = clearhead("explain", "-m", "zoo:shapes-detr", "--example", 3, "--target", "query 1", "--json")
     same(said.json, load(detr).explain(examples.example("shapes-detr", 3)["image"], target=ch.Query(1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "drawn"),
+    [
+        ("spell", ("cat",), ("ch-map",)),  # letters × phonemes
+        ("recall", ("k7 v2 k3 v9 k3 →",), ("ch-text",)),
+        ("shapes-vqa", ("--example", 3), ("ch-regions",)),
+        ("shapes-vilt", ("--example", 3), ("ch-heat", "ch-text")),
+        ("pets-clip", ("--text", "a dog", "--image", "DOG"), ("ch-heat",)),
+        ("shapes-detr", ("--example", 3), ("ch-heat", "ch-box")),
+    ],
+)
+def test_one_command_explains_a_model_of_the_zoo_with_a_picture(
+    name: str, given: tuple[Any, ...], drawn: tuple[str, ...], clearhead: Clearhead, dog: Path, tmp_path: Path
+) -> None:
+    if name not in ch.models():
+        pytest.skip(f"zoo:{name} is not installed")
+    page = tmp_path / "why.html"
+    said = clearhead("explain", "-m", f"zoo:{name}", *(dog if one == "DOG" else one for one in given), "--html", page)
+    assert said.code == 0, said.err
+    told = page.read_text("utf-8")
+    assert all(re.search(rf'class="[^"]*\b{kind}\b', told) for kind in drawn)
 
 
 Refused = Callable[..., str]

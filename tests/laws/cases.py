@@ -1,6 +1,6 @@
 """What the laws run over: every registered method with all its options, on every subject. Explainers are made once."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -18,6 +18,8 @@ from clearhead.subjects import How
 from tests import models
 
 METHODS = tuple(sorted(REGISTRY))
+#: Those that one recorded pass is enough for.
+FROM_TAPE = tuple(name for name in METHODS if REGISTRY[name].declaration.kind == "tape")
 SUBJECTS = models.SUBJECTS
 TEXT_SUBJECTS = tuple(subject for subject in SUBJECTS if not subject.endswith("/image"))
 
@@ -28,12 +30,21 @@ VALUES_HIDDEN = ("deberta/",)
 
 #: Methods that would take long: the laws hold for any budget, so they are asked of a small one.
 BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")}
+BUDGETS |= {name: {"samples": 3} for name in ("gradient-shap", "smoothgrad")}
+BUDGETS |= {
+    name: {"steps": 3}
+    for name in ("integrated-gradients", "layer-conductance", "beyond-intuition-head", "beyond-intuition-token", "tam")
+}
 
 Results = dict[str, list[Explanation]]
 
 
-@cache
 def explainer(subject: str, dtype: torch.dtype = torch.float64) -> Explainer:
+    return _explainer(subject, dtype)
+
+
+@cache  # which tells a default from the same value given
+def _explainer(subject: str, dtype: torch.dtype) -> Explainer:
     return models.explainer(subject, dtype)
 
 
@@ -42,25 +53,31 @@ def variants(name: str) -> list[Method]:
     budget = BUDGETS.get(name, {})
     has, found = REGISTRY[name].declaration.has, [Method(name, **budget)]
     if "layers" in has:
-        found += [Method(name, layers=(1, None)), Method(name, layers=(0, 2))]
+        found += [Method(name, **budget, layers=(1, None)), Method(name, **budget, layers=(0, 2))]
     if "heads" in has:
-        found.append(Method(name, heads=(0, 2), layers=(None, None)))
+        found.append(Method(name, **budget, heads=(0, 2), layers=(None, None)))
     if "rows" in has:
-        found += [Method(name, rows="all"), Method(name, rows="all", layers=(1, 3))]
+        found += [Method(name, **budget, rows="all"), Method(name, **budget, rows="all", layers=(1, 3))]
     for field in fields(REGISTRY[name]):
         if field.name == "frame" or "of authors" in field.metadata:
             continue
         if field.type is bool:
-            found.append(Method(name, **{field.name: not field.default}))
+            found.append(Method(name, **budget, **{field.name: not field.default}))
         elif get_origin(field.type) is Literal:
             others = [value for value in get_args(field.type) if value != field.default]
             found += [Method(name, **budget, **{field.name: value}) for value in others]
     return found
 
 
-def everything(subject: str) -> dict[str, Any]:
+def with_few(names: Iterable[str]) -> list[Method]:
+    """Methods by name, asked of a small budget where they have one."""
+    return [Method(name, **BUDGETS.get(name, {})) for name in names]
+
+
+def everything(subject: str, without: Collection[str] = ()) -> dict[str, Any]:
     """Every variant of every method that applies, with every head's share where a method has them."""
-    return {"method": every_variant(subject), "per": None if subject in WINDOWED else "head"}
+    methods = [method for method in every_variant(subject) if method.name not in without]
+    return {"method": methods, "per": None if subject in WINDOWED else "head"}
 
 
 def applies(name: str, subject: str) -> bool:
@@ -112,8 +129,7 @@ def assert_all_alike(got: Mapping[str, list[Explanation]], subject: str, dtype: 
     expected = single(subject, dtype)
     for variant, explanations in got.items():
         for e, alone in zip(explanations, expected[variant], strict=True):
-            within = tolerance(subject, dtype) * REGISTRY[e.provenance["method"]].declaration.amplifies
-            assert_alike(e, alone, within, size(e, expected))
+            assert_alike(e, alone, allowed(e.provenance["method"], subject, dtype), size(e, expected))
 
 
 @cache
@@ -160,6 +176,15 @@ def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
     with torch.no_grad(), attention_implementation(ex.subject.model, "eager"), _Float32() as watch:
         ex.subject.model(**batch)
     return 1e-6 if watch.seen else 1e-9
+
+
+def allowed(method: str, subject: str, dtype: torch.dtype = torch.float64) -> float:
+    """What rounding may do to this method's scores."""
+    return amplified(method, tolerance(subject, dtype))
+
+
+def amplified(method: str, within: float) -> float:
+    return within * REGISTRY[method].declaration.amplifies
 
 
 def gap(one: Any, other: Any, size: float = 0.0) -> float:

@@ -14,7 +14,7 @@ from tests import models
 from tests.laws import another_process, cases
 
 #: Methods that draw random numbers.
-DRAWING = {"random", "kernel-shap", "lime", "smoothgrad", "gradient-shap"}
+DRAWING = {"random", "kernel-shap", "shap", "lime", "smoothgrad", "gradient-shap", "deeplift-shap"}
 DRAWING |= {"beyond-intuition-head", "beyond-intuition-token", "tam"}  # with feedback="smoothed"
 ROOT = Path(__file__).parents[2]
 

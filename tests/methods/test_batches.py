@@ -12,11 +12,12 @@ from tests.methods import twins
 TOGETHER = [
     clearhead.Method("attention", layers=(0, 2), heads=[2]),
     clearhead.Method("rollout", layers=(1, None)),
+    clearhead.Method("flow", heads=[1, 2]),
     clearhead.Method("attention-gradcam", rows="all"),
     clearhead.Method("attention-gradient", heads=[1]),
     clearhead.Method("attention-x-gradient", layers=(0, 2)),
     clearhead.Method("generic"),
-    clearhead.Method("generic", fusion="means apart"),
+    clearhead.Method("generic", fusion="separate-means"),
     clearhead.Method("generic", layers=(0, 1), rows="all"),
     clearhead.Method("grad-sam", heads=[0, 3]),
     clearhead.Method("grad-sam", received=True),

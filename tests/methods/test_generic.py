@@ -1,6 +1,7 @@
 """Generic Attention against its replica; checks (c) and (d) and traps 1, 4 and 6 of the specification."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_layers_and_heads(layers: tuple, heads: tuple | None) -> None:
     twins.assert_twins("generic", "dinov2/image", layers=layers, heads=heads, every_row=True)
 
 
-@pytest.mark.parametrize("fusion", ["mean, clamp", "means apart"])
+@pytest.mark.parametrize("fusion", ["mean-clamp", "separate-means"])
 @pytest.mark.parametrize("subject", ["bert/classify", "beit/image", "modernbert/mask"])
 def test_heads_joined_in_another_order(subject: str, fusion: str) -> None:
     """Every row, so that the whole matrix is compared; the three orders give three answers."""
@@ -120,3 +121,9 @@ def test_bfloat16_against_float32_of_the_same_weights(subject: str) -> None:
         assert narrow.scores.dtype == np.float32
         assert twins.gap(narrow.scores, wide.scores) < 0.03
         assert spearmanr(narrow.scores, wide.scores).statistic > 0.97
+
+
+@pytest.mark.parametrize("option", [{"normalise": False}, {"within": False}, {"guard": "none"}])
+def test_rules_between_streams_are_refused_where_there_is_one(option: dict[str, Any]) -> None:
+    with pytest.raises(clearhead.InputError, match="streams that look at each other"):
+        twins.explainer("bert/classify").explain("a text", clearhead.Method("generic", **option))

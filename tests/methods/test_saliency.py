@@ -36,3 +36,11 @@ def test_reductions_of_words(subject: str) -> None:
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
 def test_targets(subject: str, target: str) -> None:
     twins.assert_twins("saliency", subject, target=target)
+
+
+def test_a_sum_has_a_sign_and_a_length_has_none() -> None:
+    ex = twins.explainer("bert/classify")
+    for name in ("saliency", "input-x-gradient"):
+        for reduce in ("sum", "l2", "abs"):
+            e = ex.explain(models.TEXTS[0], clearhead.Method(name, reduce=reduce))
+            assert e.signed == bool((e.scores < 0).any()) == (reduce == "sum")

@@ -1,5 +1,6 @@
 """On first use the recorder tests itself, and refuses by name of model and layer if it is not exact."""
 
+import functools
 import sys
 import types
 
@@ -11,9 +12,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert import modeling_bert
 from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import clearhead
 from clearhead.recording.interface import NAME
+from tests.architectures.tiny import build
 from tests.models import TEXTS, text_model
 
 LAYER = "bert.encoder.layer.1"
@@ -169,3 +172,66 @@ def test_a_refused_model_can_be_put_right():
         ex.explain(TEXTS[0])
     model.config.num_hidden_layers = 3
     assert ex.explain(TEXTS[0]).scores.any()
+
+
+def test_layers_that_hand_on_several_vectors_for_each_unit():
+    """As hyper-connections do: methods that read what goes into layers are refused, those that read maps are not."""
+    model, tokenizer = text_model("bert")
+
+    class Doubled(nn.Module):
+        def __init__(self, layer, last):
+            super().__init__()
+            self.layer, self.last = layer, last
+
+        def forward(self, hidden, *args, **kwargs):
+            output = self.layer(hidden if hidden.dim() == 3 else hidden.mean(2), *args, **kwargs)
+            return output if self.last else torch.stack([output, output], dim=2)
+
+    layers = model.bert.encoder.layer
+    model.bert.encoder.layer = nn.ModuleList(Doubled(layer, layer is layers[-1]) for layer in layers)
+    lines = {line.name: line for line in clearhead.load(model, tokenizer).methods()}
+    assert lines["generic"].applies and lines["rollout"].applies
+    assert "one vector for each unit" in lines["attcat"].why_not and "one vector for each unit" in lines["cat"].why_not
+
+
+def test_a_look_up_of_other_words_than_those_given():
+    """A second table of words that is asked first would be taken for the input."""
+    model, tokenizer = text_model("bert")
+    table = model.get_input_embeddings()
+
+    def first_ask_for_one(module, args):
+        table(torch.zeros(1, 1, dtype=torch.long))
+
+    model.bert.embeddings.register_forward_pre_hook(first_ask_for_one)
+    with pytest.raises(clearhead.Refusal, match="words are given as input_ids, but 1 are looked up"):
+        clearhead.load(model, tokenizer).explain(TEXTS[0])
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [(lambda maps: 3 * maps, "no shares of one"), (lambda maps: maps.clone(), "does not come from")],
+    ids=["other numbers", "a copy"],
+)
+def test_modules_that_return_what_they_did_not_attend_with(returns, said):
+    """DeBERTa ignores the interface, so what its modules return is all that is known of its attention."""
+    model, tokenizer = text_model("deberta")
+
+    class Careless(modeling_deberta_v2.DisentangledSelfAttention):
+        @functools.wraps(modeling_deberta_v2.DisentangledSelfAttention.forward)
+        def forward(self, *args, **kwargs):
+            output, maps = super().forward(*args, **kwargs)
+            return output, None if maps is None else returns(maps)
+
+    for layer in model.deberta.encoder.layer:
+        layer.attention.self.__class__ = Careless
+    with pytest.raises(clearhead.Refusal, match=said):
+        clearhead.load(model, tokenizer).explain(TEXTS[0])
+
+
+@pytest.mark.skipif(not hasattr(transformers, "MiniMaxForCausalLM"), reason="this transformers has no MiniMax")
+def test_the_state_of_a_linear_attention_is_no_map():
+    """MiniMax returns it where others return their probabilities; its own softmax layers are heard."""
+    ex = clearhead.load(build("MiniMaxForCausalLM"))
+    lines = {line.name: line for line in ex.methods()}
+    assert [place.module for place in ex.recorder.tested.places] == ["model.layers.0.self_attn"]
+    assert lines["saliency"].applies and "past the attention" in lines["generic"].why_not

@@ -82,13 +82,11 @@ def test_masked_specials_have_empty_columns(subject):
 def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
     """What `record` keeps is what `explain` folds on the fly: the two ways meet."""
     ex, raws = cases.explainer(subject), models.inputs(subject)
-    asks = {ask for name in cases.METHODS if cases.applies(name, subject) for ask in REGISTRY[name].declaration.asks}
-    tape = ex.record(raws, asks)
+    names = [name for name in cases.FROM_TAPE if cases.applies(name, subject)]
+    tape = ex.record(raws, {ask for name in names for ask in REGISTRY[name].declaration.asks})
     samples = [sample for raw in raws for sample in ex.subject.samples(raw, How())]
     plan = Plan(ex.subject, samples, [[make_target(None)]] * len(samples))
-    for name in cases.METHODS:
-        if not cases.applies(name, subject):
-            continue
+    for name in names:
         reading = Reading(Method(name), plan, ex.recorder.tested)
         for call in reversed(tape.calls):
             if call.attention is not None:

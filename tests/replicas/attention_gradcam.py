@@ -45,3 +45,17 @@ def scores(
     heads: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "unit"]:
     return readout @ matrix(seen, layers, heads)
+
+
+def of_the_row(
+    attention: Float[np.ndarray, "head row unit"],
+    gradient: Float[np.ndarray, "head row unit"],
+    readout: Float[np.ndarray, "unit"],
+    inside: Sequence[int],
+) -> Float[np.ndarray, "unit"]:
+    """A head's weight is the mean, over the units inside, of the gradient of what is read; so is the map."""
+    total = np.zeros(len(readout))
+    for head in range(len(attention)):
+        slopes = [sum(readout[i] * gradient[head, i, j] for i in range(len(readout))) for j in inside]
+        total += sum(slopes) / len(slopes) * (readout @ attention[head])
+    return np.maximum(total / len(attention), 0)

@@ -26,12 +26,12 @@ def mean_positive(seen: Seen, layer: int, heads: Sequence[int] | None = None) ->
 
 def fused(seen: Seen, layer: int, heads: Sequence[int] | None, fusion: str) -> Float[np.ndarray, "row unit"]:
     """Ā in the order that the code of the paper, of Beyond Intuition and of InterpretDL joins heads in."""
-    if fusion == "clamp, mean":
+    if fusion == "clamp-mean":
         return mean_positive(seen, layer, heads)
     chosen = list(range(seen.heads) if heads is None else heads)
     attention, gradient = seen.attention[layer, chosen], seen.attention_gradient[layer, chosen]
     joined = sum(attention[h] * gradient[h] for h in range(len(chosen))) / len(chosen)
-    if fusion == "means apart":
+    if fusion == "separate-means":
         joined = attention.mean(0) * gradient.mean(0)
     return np.maximum(joined, 0)
 
@@ -40,7 +40,7 @@ def matrix(
     seen: Seen,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    fusion: str = "clamp, mean",
+    fusion: str = "clamp-mean",
 ) -> Float[np.ndarray, "row unit"]:
     relevance = np.eye(seen.units)
     for layer in range(seen.layers) if layers is None else layers:
@@ -71,6 +71,6 @@ def scores(
     readout: Float[np.ndarray, "unit"],
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    fusion: str = "clamp, mean",
+    fusion: str = "clamp-mean",
 ) -> Float[np.ndarray, "unit"]:
     return readout @ matrix(seen, layers, heads, fusion)

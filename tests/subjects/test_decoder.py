@@ -14,6 +14,7 @@ import clearhead
 from clearhead import Contrast, Generated, InputError, Refusal
 from clearhead.methods import REGISTRY
 from clearhead.subjects import How
+from clearhead.subjects.base import device_of
 from tests import models
 from tests.laws import snapshot
 from tests.replicas import (
@@ -367,6 +368,32 @@ def test_a_conversation_has_one_start_token():
         explainer().explain(chat)
 
 
+def test_an_end_token_of_the_prompt_itself_stays():
+    """Some conversations are rendered with an end token last: it is what makes the model answer."""
+    ending = chatty()
+    ending.chat_template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    ex = clearhead.load(made("gpt2"), ending)
+    e = ex.explain([{"role": "user", "content": "I like"}])
+    ids = ending("I like</s>", add_special_tokens=False)["input_ids"]
+    assert e.tokens == ending.convert_ids_to_tokens(ids) and e.tokens[-1] == "</s>"
+    logits = ex.subject.model(input_ids=torch.tensor([ids])).logits[0, -1]
+    assert np.isclose(e.target["value"], float(logits.max().detach()))
+    # one that was typed stays, and the one that the tokenizer puts after it goes
+    for prompt, ends in (("I like", 0), ("I like</s>", 1), ("I like</s></s>", 2)):
+        tokens = explainer().explain(prompt).tokens
+        assert tokens.count("</s>") == ends and tokens[0] == "<s>"
+        assert explainer().explain(prompt, answer=" the").tokens == [*tokens, "Ġthe"]
+
+
+def test_a_long_prompt_loses_its_beginning():
+    ex = explainer()
+    plain = ex.explain(PROMPTS[1])
+    e = ex.explain(PROMPTS[1], max_length=6)  # one of them is the end token, which goes
+    assert e.tokens == ["<s>", *plain.tokens[-4:]] and e.certificate["truncated_tokens"] > 0
+    right = ex.explain(PROMPTS[1], max_length=6, truncation_side="right")
+    assert right.tokens == plain.tokens[:5]
+
+
 @pytest.mark.parametrize(
     ("given", "how", "said"),
     [
@@ -416,7 +443,7 @@ def test_the_model_is_untouched():
 def test_positions_that_depend_on_the_length_are_not_mixed():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     ex = clearhead.load(made("llama", rope_parameters=rope, max_position_embeddings=8), WORDS)
-    ex.subject.words.config.max_position_embeddings = 70
+    assert ex.subject.words.positions == 16, "such positions are stretched"
     assert ex.subject.together(ex.subject.samples(PROMPTS[0], How())) == 1
     ids, count = torch.arange(5, 17), 4
     with Wide():
@@ -424,6 +451,126 @@ def test_positions_that_depend_on_the_length_are_not_mixed():
         for step in range(count):
             alone = ex.explain({"input_ids": ids[None, : len(ids) - count + step]}, target=int(ids[step - count]))
             assert np.allclose(e.matrix[step, : len(alone)], alone.scores, rtol=1e-9)
+
+
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0, 5.0, 6.0, 7.0]}
+
+
+@pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification"])
+def test_inputs_do_not_mix_where_positions_depend_on_the_longest(head):
+    cls = getattr(transformers, f"Phi3For{head}")
+    rope = {**_LONG, "original_max_position_embeddings": 8}
+    settings = {**_BODY, "rope_parameters": rope, "original_max_position_embeddings": 8}
+    torch.manual_seed(0)
+    ex = clearhead.load(cls(transformers.Phi3Config(**settings)).double().eval())
+    short, long = {"input_ids": torch.arange(5, 10)[None]}, {"input_ids": torch.arange(5, 17)[None]}
+    alone, batched = ex.explain(short, target=1), ex.explain([short, long], target=1)[0]
+    assert np.array_equal(alone.scores, batched.scores) and alone.target == batched.target
+    with pytest.raises(InputError, match="cannot share a batch"):
+        ex.record([short, long], target=1)
+
+
+def spread(words: str, folder: Any) -> Any:
+    """A model whose words are in memory or on disk, and one of whose layers is on disk."""
+    accelerate = pytest.importorskip("accelerate")
+    place = {"model.embed_tokens": words, "model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    place |= {"model.layers.0": words, "model.layers.2": "cpu", "lm_head": "cpu"}
+    return accelerate.dispatch_model(made("llama"), place, main_device="cpu", offload_dir=folder)
+
+
+def test_words_that_are_on_disk_are_looked_up_where_accelerate_says(tmp_path):
+    model = spread("disk", tmp_path)
+    assert model.model.embed_tokens.weight.device.type == "meta"
+    assert device_of(model) == device_of(model.model.embed_tokens) == torch.device("cpu")
+    with pytest.raises(Refusal, match="not in memory"):
+        clearhead.load(model)
+
+
+def test_a_model_that_is_spread_over_devices(tmp_path):
+    given = {"input_ids": torch.arange(5, 10)[None]}
+    plain = explainer("llama").explain(given)
+    model = spread("cpu", tmp_path)
+    ex = clearhead.load(model)
+    assert np.allclose(ex.explain(given).scores, plain.scores, rtol=1e-9)
+    assert len(ex.explain(given, target=Generated(), max_new_tokens=2).steps) == 2
+    with pytest.raises(InputError, match="spread over devices"):
+        clearhead.load(model, dtype="float32")
+
+
+def test_a_quantised_model_stays_as_it_is():
+    model = made("llama")
+    model.is_quantized = True
+    assert clearhead.load(model).subject.model is model
+    with pytest.raises(InputError, match="quantised and stays"):
+        clearhead.load(model, dtype="float32")
+
+
+def test_a_head_of_whole_numbers():
+    """torch's own quantised layers have a function in the place of weights."""
+
+    class Packed(torch.nn.Linear):
+        pass
+
+    model = made("llama")
+    head = Packed(32, len(WORDS), bias=False).double()
+    values = head.weight.detach()
+    del head.weight
+    head.weight = lambda: values
+    head.forward = lambda x: x @ values.mT
+    model.lm_head = head
+    assert clearhead.load(model, WORDS).subject.vocabulary == len(WORDS)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch means to take it away
+def test_dynamic_int8_is_refused_by_name():
+    model = torch.ao.quantization.quantize_dynamic(made("llama", torch.float32), {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(Refusal, match="dynamic int8 rounds"):
+        clearhead.load(model, WORDS).explain("I like")
+
+
+def test_one_list_of_ids_is_one_answer():
+    ex = explainer()
+    assert np.array_equal(ex.explain("I like", answer=[5, 6]).matrix, ex.explain("I like", answer=(5, 6)).matrix)
+    with pytest.raises(InputError, match="one for each, a text or its token ids"):
+        ex.explain("I like", answer=["a", "b"])
+
+
+@pytest.mark.parametrize("setting", [{"num_return_sequences": 2}, {"penalty_alpha": 0.6}, {"stop_strings": ["zzz"]}])
+def test_settings_of_generation_that_are_not_greedy(setting):
+    model = made("gpt2")
+    said = explainer().explain(PROMPTS[0], target=Generated(), max_new_tokens=2).steps
+    for name, value in setting.items():
+        setattr(model.generation_config, name, value)
+    assert clearhead.load(model, WORDS).explain(PROMPTS[0], target=Generated(), max_new_tokens=2).steps == said
+
+
+def test_settings_of_generation_that_cannot_be_met_are_said():
+    model = made("gpt2")
+    model.generation_config.stop_strings = ["zzz"]  # to find them needs a tokenizer
+    with pytest.raises(InputError, match="generation_config"):
+        clearhead.load(model).explain({"input_ids": torch.tensor([[5, 6]])}, target=Generated())
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = made("llama")
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(Refusal, match="not finite"):
+        clearhead.load(model, WORDS).explain("I like")
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        ([{"role": "user"}], "message 0 of a conversation"),
+        ([{"role": "user", "content": "I"}, {"role": "user", "content": None}], "message 1 of a conversation"),
+        ({"role": "user", "content": "I"}, "a list of messages"),
+        ([{"content": "I"}], "a list of messages"),
+        ({"input_ids": torch.tensor([[5, 6]]), "labels": torch.tensor([[5, 6]])}, "leave out labels"),
+    ],
+)
+def test_conversations_and_model_inputs_that_lack_something(chat, said):
+    with pytest.raises(InputError, match=said):
+        clearhead.load(made("gpt2"), chatty()).explain(chat)
 
 
 def test_a_tape_of_one_step():

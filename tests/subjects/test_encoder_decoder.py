@@ -381,6 +381,25 @@ def test_a_sound_and_the_words_it_becomes():
         ex.explain(np.zeros(16000, dtype=np.float32))
 
 
+@pytest.mark.parametrize("name", ["NllbMoe", "FSMT"])
+def test_streams_and_look_ups_are_found_whatever_they_are_called(name):
+    """NLLB-MoE has a `cross_attention`; FSMT's halves do not say where they look words up."""
+    cls = getattr(transformers, f"{name}ForConditionalGeneration")
+    own = {"NllbMoe": {"num_experts": 2}, "FSMT": {"langs": ["a", "b"], "src_vocab_size": 60, "tgt_vocab_size": 60}}
+    torch.manual_seed(7)
+    ex = clearhead.load(cls(cls.config_class(**{**_BODY, **own[name]})).float().eval())
+    ex.explain({"input_ids": torch.arange(4, 10)[None], "decoder_input_ids": torch.tensor([[2, 5, 6]])})
+    places = [(place.query_stream, place.key_stream) for place in ex.recorder.tested.places]
+    assert places == [("source", "source")] * 2 + [("prefix", "prefix"), ("prefix", "source")] * 3
+    assert {line.name for line in ex.methods() if line.applies} >= {"generic", "saliency"}
+
+
+def test_an_encoder_that_pads_its_source_by_itself_is_refused():
+    config = transformers.LEDConfig(**_BODY, attention_window=4)
+    with pytest.raises(Refusal, match="chunks"):
+        clearhead.load(transformers.LEDForConditionalGeneration(config), WORDS)
+
+
 def test_letters_are_aligned_with_phonemes():
     """The zoo's model that pronounces words: the letters behind a phoneme get the largest scores."""
     if "spell" not in clearhead.models():
@@ -390,3 +409,11 @@ def test_letters_are_aligned_with_phonemes():
     assert e["source"].tokens[:5] == list("phone") and e.steps == ("F", "OW", "N")
     letters = e["source"].matrix[:, :5]
     assert letters[0].argmax() in (0, 1) and letters[1].argmax() in (2, 4) and letters[2].argmax() == 3
+
+
+def test_experts_with_room_for_a_share_of_a_batch_are_refused():
+    sizes = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_experts": 2}
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.NllbMoeConfig(**sizes, moe_eval_capacity_token_fraction=0.3)
+    with pytest.raises(Refusal, match="take room from each other"):
+        clearhead.load(transformers.NllbMoeForConditionalGeneration(config).eval())

@@ -13,6 +13,7 @@ import clearhead
 from clearhead import InputError, Refusal
 from tests import joint_models
 from tests.laws import snapshot
+from tests.laws.cases import amplified
 from tests.replicas import co_attention as replica
 from tests.subjects.test_co_attention import CASES, applying, arrays, gap, published
 
@@ -164,7 +165,8 @@ def test_batched_is_single_in_any_order(name: str) -> None:
     ex, many = joint_models.explainer(name), joint_models.inputs(name)
     many.append({**many[0], **({"regions": joint_models.regions(6, 9)} if name == "visual_bert" else {})})
     methods = applying(ex)
-    assert len(methods) == len(ex.methods())
+    refused = {line.name for line in ex.methods()} - set(methods)
+    assert refused == {"shap", "kernel-shap", "lime", "occlusion", "value-zeroing", "beyond-intuition-token"}
     single = [ex.explain(**one, method=methods) for one in many]
     for order in ([0, 1, 2, 3], [3, 2, 0, 1]):
         batch = ex.explain(**joint_models.together([many[i] for i in order]), method=methods)
@@ -172,7 +174,7 @@ def test_batched_is_single_in_any_order(name: str) -> None:
             for e, i in zip(batch[method], order, strict=True):
                 alone = single[i][method]
                 assert [part.tokens for part in e] == [part.tokens for part in alone]
-                assert gap(scores(e), scores(alone)) < 1e-9, method
+                assert gap(scores(e), scores(alone)) < amplified(method, 1e-9), method
 
 
 @FAMILIES
@@ -194,7 +196,7 @@ def test_padding_that_was_given_changes_nothing(name: str) -> None:
     for method, e in ex.explain(padded, method=applying(ex)).items():
         other = ex.explain(inputs, method=method)
         assert [part.tokens for part in e] == [part.tokens for part in other]
-        assert gap(scores(e), scores(other)) < 1e-9, method
+        assert gap(scores(e), scores(other)) < amplified(method, 1e-9), method
 
 
 @FAMILIES

@@ -56,6 +56,16 @@ def test_a_pair_of_texts(name: str) -> None:
     assert e.prediction["top"][0]["logit"] == pytest.approx(model(**encoding).logits.max().item())
 
 
+def test_whether_one_text_goes_on_after_another() -> None:
+    model, tok = text_model("bert", "ForNextSentencePrediction")
+    e = clearhead.load(model, tok).explain(PAIR, target="goes on")
+    with torch.no_grad():
+        logits = model(**tok(*PAIR, return_tensors="pt")).logits[0]
+    assert e.target["value"] == pytest.approx(float(logits[0]))
+    assert e.prediction["label"] == ("goes on", "does not")[int(logits.argmax())]
+    assert np.abs(e.scores).max() > 0
+
+
 def test_token_types_reach_the_model() -> None:
     model, tok = text_model("bert")
     tok = copy.deepcopy(tok)
@@ -548,3 +558,18 @@ def test_max_length_may_be_any_whole_number() -> None:
     for wrong in (True, 6.0, 0, np.int64(0), "6"):
         with pytest.raises(InputError, match=r"max_length=.* is not possible"):
             ex.explain(TEXTS[1], max_length=wrong)  # type: ignore[arg-type]
+
+
+def test_the_padding_of_a_nested_configuration():
+    """Gemma 3 has its padding's id in the part of its configuration that is about texts."""
+    text = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "initializer_range": 0.3}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 8, "patch_size": 4}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, num_labels=3)
+    torch.manual_seed(0)
+    ex = clearhead.load(transformers.Gemma3ForSequenceClassification(config).double().eval())
+    short, long = {"input_ids": torch.tensor([[5, 6, 7, 8]])}, {"input_ids": torch.arange(9, 16)[None]}
+    alone, batched = ex.explain(short, target=1), ex.explain([short, long], target=1)[0]
+    assert np.allclose(batched.scores, alone.scores, rtol=1e-5)
+    assert np.isclose(batched.target["value"], alone.target["value"], rtol=1e-5)

@@ -24,9 +24,13 @@ def write_card(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
+    write_pages(folder, card)
+    return card
+
+
+def write_pages(folder: Path, card: dict[str, Any]) -> None:
     write_json(folder / "card.json", card)
     (folder / "README.md").write_text(_page(card), encoding="utf-8")
-    return card
 
 
 def _product(shape: list[int]) -> int:
@@ -59,8 +63,33 @@ def _page(card: dict[str, Any]) -> str:
 {figures}
 
 {card["measured"]}
-
+{_truth(card)}
 ## For and not for
 
 {card["use"]}
 """
+
+
+def _truth(card: dict[str, Any]) -> str:
+    """Methods × parts of the input: how often what is known to be the reason was found, where that was measured."""
+    if "truth" not in card:
+        return ""
+    found = card["truth"]["found"]
+    methods = list(dict.fromkeys(method for part in found.values() for method in part))
+    names = [f"{part}: " if len(found) > 1 else "" for part in found]
+    head = "".join(f" {name}precision | {name}average precision |" for name in names)
+    rows = [f"| {m} |" + "".join(_cells(part.get(m, {})) for part in found.values()) for m in methods]
+    return f"""
+## Which methods find the known reason
+
+{card["truth"]["measured"]}
+
+| method |{head}
+| --- |{" --- | --- |" * len(found)}
+{chr(10).join(rows)}
+"""
+
+
+def _cells(own: dict[str, list[float]]) -> str:
+    figures = (own.get(name) for name in ("precision", "average precision"))
+    return "".join(" – |" if f is None else f" {f[0]:.2f} [{f[1]:.2f}, {f[2]:.2f}] |" for f in figures)

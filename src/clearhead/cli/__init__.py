@@ -10,9 +10,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import clearhead
+from clearhead.cli import attention as attending
+from clearhead.cli import bench as benchmark
 from clearhead.cli import convert as converting
+from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
+from clearhead.cli import probe as probing
 from clearhead.cli import process as process
 from clearhead.cli.inputs import check_data, data_among, load, opened
 from clearhead.datasets import Dataset, recognise
@@ -78,6 +82,7 @@ def explain(
     rows: opt.Rows = None,
     per: opt.Per = None,
     batch_size: opt.BatchSize = 8,
+    memory: opt.Memory = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -94,7 +99,7 @@ def explain(
     it. Scores of signed methods below zero speak against it.
     """
     given = [recognise(one) for one in inputs or ()]
-    arguments = {**asked.arguments(), "rows": rows, "per": per}
+    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory}
     chosen = opt.methods(method, ["generic"])
     data = data_among(given, out, column, pair_column, image_column)
     if data is not None:
@@ -109,6 +114,7 @@ def explain(
                     "--pair-column, pictures to --image-column"
                 )
         about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
+        about |= {} if memory is None else {"memory": memory}
         _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
         return
     count = max([len(given), *(len(values) for values in read.named.values()), 1])
@@ -136,6 +142,7 @@ def compare(
     loading: opt.Loading,
     given: opt.Input = None,
     method: opt.Methods = None,
+    memory: opt.Memory = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -156,7 +163,7 @@ def compare(
     if any(len(values) > 1 for values in raws.values() if isinstance(values, list)):
         raise InputError("compare takes one input: give each of --text, --image and --audio once")
     alone = {stream: values[0] if isinstance(values, list) else values for stream, values in raws.items()}
-    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments)
+    comparison = clearhead.compare(ex, methods=chosen, **alone, **arguments, memory=memory)
     merged = {name: put.merged(e, words, sentences) for name, e in comparison.explanations.items()}
     comparison = clearhead.Comparison(merged)
     if html is not None:
@@ -227,6 +234,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
             "taxonomy": told.taxonomy,
             "axioms": list(told.axioms),
             "citation": told.citation,
+            "note": told.note,
         }
         if applies:
             line |= {"applies": applies[name].applies, "why_not": applies[name].why_not}
@@ -236,6 +244,8 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
         return
     columns = ["method", "family", "signed", "cost", "asks", "taxonomy", *(["applies"] if applies else [])]
     put.print_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
+    for note in dict.fromkeys(line["note"] for line in table if line["note"]):
+        print(f"{', '.join(line['method'] for line in table if line['note'] == note)}: {note}")
 
 
 @app.command(
@@ -258,7 +268,12 @@ def models(as_json: opt.Json = False) -> None:
         put.print_table(["model", "task", "size", "figures", "summary"], [put.of_card(*item) for item in cards.items()])
 
 
+app.command(epilog=examples(*benchmark.EXAMPLES))(benchmark.bench)
+app.command(epilog=examples(*benchmark.REPORTS))(benchmark.report)
 app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
+app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
+app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
+app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
 
 
 @app.command(epilog=examples("clearhead version --json"))

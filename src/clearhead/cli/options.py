@@ -191,6 +191,12 @@ Seed = Annotated[int, typer.Option(metavar="N", rich_help_panel=_MODEL, help="Fo
 BatchSize = Annotated[
     int, typer.Option(metavar="N", min=1, rich_help_panel=_MODEL, help="Inputs in one pass; fewer need less memory.")
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", rich_help_panel=_MODEL, help="What passes may take beside the model, e.g. 2GiB; same result."
+    ),
+]
 Words = Annotated[
     bool, typer.Option("--words", metavar="", rich_help_panel=_OUT, help="Word pieces merged into words.")
 ]

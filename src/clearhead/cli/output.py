@@ -175,6 +175,15 @@ def _is_file(place: str) -> bool:
     return place.endswith(SUFFIX) and not os.path.isdir(place)
 
 
+def check_folder(out: str | None) -> None:
+    """Before anything is computed: can a folder be there?"""
+    parent = Path(out or ".").absolute().parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write {out!r}: there is no folder {str(parent)!r}")
+    if out is not None and os.path.exists(out) and not os.path.isdir(out):
+        raise InputError(f"--out {out!r} is there and is no folder: name a folder")
+
+
 def check_places(html: str | None, place: str | None = None, count: int = 1) -> None:
     """Before anything is computed: can what is asked for be written where it shall go?"""
     for path in (html, place):

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from clearhead.errors import ClearheadError, InputError
+from clearhead.errors import ClearheadError, ClearheadWarning, InputError
 
 REFUSED, BAD_INPUT, ROWS_FAILED, UNEXPECTED, INTERRUPTED = 1, 2, 3, 70, 130
 
@@ -34,6 +34,8 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     with warnings.catch_warnings(), _noticing_interrupts():
         warnings.simplefilter("ignore")  # what libraries say among themselves is no business of the person's
+        warnings.simplefilter("default", ClearheadWarning)  # what we say is
+        warnings.showwarning = lambda message, *where, **how: say(message, 0)  # type: ignore[assignment]
         code = _code(app, sys.argv[1:] if arguments is None else list(arguments))
     sys.exit(code)
 
@@ -91,7 +93,9 @@ def _code(app: typer.Typer, arguments: list[str]) -> int:
             named = f"{problem.filename!r}: {problem.strerror}" if problem.filename else str(problem)
             return say(named, BAD_INPUT)
         if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-            return say("out of memory: try a smaller --batch-size or --max-length", REFUSED)
+            return say(
+                "out of memory: try --memory with less than there is, a smaller --batch-size or --max-length", REFUSED
+            )
         hint = (
             ""
             if STATE.shows_traceback

@@ -3,17 +3,19 @@
     a^l_i = E_h of the attention that token i receives,     AttCAT_i = Σ_l a^l_i · CAT^l_i
 
 `weights="received"` averages the attention over all queries (sentence classification); `weights="row"` takes the
-read-out row alone (the authors' variant for a masked word).
+read-out row alone (the authors' variant for a masked word). Where an answer has a start and an end, the scores of the
+two are added; with `absolute` their absolute values are, as authors do for SQuAD 2, and layers have no shares.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, push, register
+from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.methods.cat import features_x_gradient
-from clearhead.recording.tape import Call
+from clearhead.recording.tape import Call, Tape
 
 
 @register(
@@ -30,6 +32,11 @@ from clearhead.recording.tape import Call
 )
 class AttCAT(Fold):
     weights: Literal["received", "row"] = "received"
+    absolute: bool = of_authors(False)
+
+    @property
+    def linear_in_target(self) -> bool:
+        return not self.absolute
 
     @property
     def reads_the_readout(self) -> bool:
@@ -42,3 +49,7 @@ class AttCAT(Fold):
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
         assert call.attention is not None
         return push(self.looking, call.attention) * features_x_gradient(call)[:, None, None]
+
+    def finish(self, tape: Tape) -> Scores:
+        found = super().finish(tape)
+        return replace(found, scores=found.scores.abs(), per_layer=None, per_head=None) if self.absolute else found

@@ -4,13 +4,17 @@
 
 The last layer by default; over several layers their mean. Where streams look at each other, the rows that are read
 look at each of them.
+
+With `by_query` a unit's score is instead how much it looks at the units that are not special, which is nearly the same
+for all: authors' code for pictures whose patches are averaged takes its mean along the wrong axis.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import AcrossFold, Fold, Scores, across, push, register
+from clearhead.errors import InputError
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
 
 
@@ -28,14 +32,22 @@ from clearhead.recording.tape import Call, Tape
     axioms=("rows sum to one",),
 )
 class Attention(Fold):
+    by_query: bool = of_authors(False)
+
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
         assert call.attention is not None
+        if self.by_query:
+            return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
         return push(self.frame.readout, call.attention) / len(self.frame.layers)
 
 
 @across("attention")
 class AttentionAcross(AcrossFold):
+    by_query: bool = of_authors(False)
+
     def begin(self) -> None:
+        if self.by_query:
+            raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
     def visit(self, call: Call) -> None:
@@ -46,3 +58,9 @@ class AttentionAcross(AcrossFold):
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}
+
+
+def looks_of(maps: Float[Tensor, "batch head unit unit"], frame: Frame) -> Float[Tensor, "batch head unit"]:
+    """The mean of each row over the units that are not special."""
+    inside = frame.words.to(maps.dtype)
+    return (maps @ inside[:, None, :, None])[..., 0] / inside.sum(-1)[:, None, None]

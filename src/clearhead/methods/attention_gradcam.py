@@ -5,14 +5,21 @@
 The last layer by default; over several layers their mean. The clamp comes after the mean over heads (Generic
 Attention and its kin clamp before it). Where streams look at each other, each map is weighted by itself.
 
-With `scaled` each map is brought to 0…1 before a row of it is read, as authors do for BERT and VisualBERT: scores then
-depend on rows that do not speak for the target, and are NaN where nothing of the map is left by the clamp.
+With `region="row"` a head's weight is the mean gradient of what is read alone, at units that are not special:
+r = (E_h[w_h w·A_h])⁺ with w_h = mean of w·∂y/∂A_h, as authors do for ViT and CLIP. With `scaled` each map is brought
+to 0…1 before a row of it is read, as authors do for BERT and VisualBERT: scores then depend on rows that do not speak
+for the target, and are NaN where nothing of the map is left by the clamp. With `by_query` each row has one weight for
+all heads, and a unit's score is the mean of its row: the wrong axis, as in authors' code for averaged patches.
 """
+
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import InputError
+from clearhead.methods.attention import looks_of
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
 from clearhead.recording.tape import Call, Tape
 
@@ -31,28 +38,50 @@ from clearhead.recording.tape import Call, Tape
     head_shares=False,  # the clamp comes after the mean over heads
 )
 class AttentionGradCAM(Fold):
+    region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
+    by_query: bool = of_authors(False)
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        cam = activation_map(call, self.frame, self.frame, self.scaled)
-        return (self.frame.readout @ cam)[:, None] / len(self.frame.layers)
+        if self.by_query:
+            assert call.attention is not None and call.attention_gradient is not None
+            weight = looks_of(call.attention_gradient, self.frame).mean(1)
+            rows = (weight * looks_of(call.attention, self.frame).mean(1)).clamp(min=0)[:, None]
+        else:
+            rows = activated_rows(call, self.frame, self.frame, self.region, self.scaled)
+        return rows[:, None] / len(self.frame.layers)
 
 
 @across("attention-gradcam")
 class AttentionGradCAMAcross(AcrossFold):
+    region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
+    by_query: bool = of_authors(False)
 
     def begin(self) -> None:
+        if self.by_query:
+            raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
     def visit(self, call: Call) -> None:
         looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
         count = len(self.layers[looks.stream, seen.stream])
-        cam = activation_map(call, looks, seen, self.scaled)
-        self.rows[seen.stream] = self.rows[seen.stream] + looks.readout @ cam / count
+        rows = activated_rows(call, looks, seen, self.region, self.scaled)
+        self.rows[seen.stream] = self.rows[seen.stream] + rows / count
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}
+
+
+def activated_rows(
+    call: Call, looks: Frame, seen: Frame, region: Literal["map", "row"], scaled: bool
+) -> Float[Tensor, "batch row key"]:
+    if region == "map":
+        return looks.readout @ activation_map(call, looks, seen, scaled)
+    assert call.attention is not None and call.attention_gradient is not None
+    read, inside = looks.readout[:, None], seen.words.to(call.attention.dtype)
+    weight = (read @ call.attention_gradient) @ inside[:, None, :, None] / inside.sum(-1)[:, None, None, None]
+    return (weight * (read @ call.attention)).mean(1).clamp_(min=0)
 
 
 def activation_map(call: Call, looks: Frame, seen: Frame, scaled: bool = False) -> Float[Tensor, "batch query key"]:

@@ -1,19 +1,19 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from operator import index
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from math import ceil, floor
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
+from clearhead.methods.options import SHARED, Layers, own_option
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
-Layers = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Declaration:
     note: str = ""
     #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing.
     amplifies: float = 1.0
+    #: A package that it needs beyond clearhead's own, and the extra that brings it.
+    package: str = ""
+    extra: str = ""
 
     @property
     def has_head_shares(self) -> bool:
@@ -69,6 +72,15 @@ class Frame:
     places: Float[Tensor, "batch unit axis"]
     layers: range = range(0)
     stream: str = ""
+    special: Bool[Tensor, "batch unit"] | None = None
+
+    @property
+    def words(self) -> Bool[Tensor, "batch unit"]:
+        """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
+        if self.special is None:
+            return self.valid
+        inside = self.valid & ~self.special
+        return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:
@@ -83,6 +95,8 @@ class Scores:
     per_layer: Float[Tensor, "batch layer unit"] | None = None
     per_head: Float[Tensor, "batch layer head unit"] | None = None
     base_value: Float[Tensor, "batch"] | None = None
+    #: What the scores are a product of, by name, where one row is read.
+    factors: "dict[str, Float[Tensor, 'batch unit']] | None" = None
     #: What was measured about each sample on the way, for the certificate: a completeness gap, an error of steps.
     checks: "dict[str, Float[Tensor, 'batch']] | None" = None
     #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
@@ -101,6 +115,11 @@ class Fold:
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
 
+    @classmethod
+    def kind_with(cls, options: Mapping[str, Any]) -> str:
+        """What it is handed with these options."""
+        return cls.declaration.kind
+
     @property
     def frames(self) -> dict[str, Frame]:
         return {self.frame.stream: self.frame}
@@ -109,6 +128,12 @@ class Fold:
     def linear_in_target(self) -> bool:
         """With these options."""
         return self.declaration.linear_in_target
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores can be below zero, with these options: of vectors, a sum can, a length cannot."""
+        reduce = getattr(self, "reduce", None)
+        return self.declaration.signed if reduce is None else reduce == "sum"
 
     @property
     def reads_the_readout(self) -> bool:
@@ -154,6 +179,10 @@ class AcrossFold:
     def __post_init__(self) -> None:
         self.heads: list[int] | None = None
         self.begin()
+
+    @property
+    def signed(self) -> bool:
+        return self.declaration.signed
 
     def begin(self) -> None:
         """Set up the state before the first call."""
@@ -235,45 +264,6 @@ def across(name: str) -> Callable[[A], A]:
     return decorate
 
 
-def _layers(given: Any) -> Layers:
-    ends = given
-    if isinstance(given, range):
-        ends = (given.start, given.stop) if given.step == 1 else ()
-    try:
-        first, stop = ends
-        return None if first is None else index(first), None if stop is None else index(stop)
-    except (TypeError, ValueError):
-        said = f"layers={given!r} is not a half-open range: say (first, stop), e.g. (-4, None) or (0, 6)"
-        raise InputError(said) from None
-
-
-def _heads(given: Any) -> tuple[int, ...]:
-    try:
-        return tuple(index(head) for head in given)
-    except TypeError:
-        said = f"heads={given!r} is not a list of heads: say which ones, counted from 0, e.g. [0, 3]"
-        raise InputError(said) from None
-
-
-def _rows(given: Any) -> str:
-    if given != "all":
-        raise InputError(f"rows={given!r} is not known: leave it out for the read-out, or say rows='all'")
-    return "all"
-
-
-def _own_option(key: str, given: Any, hint: Any) -> Any:
-    """An option of one method, held to its type: any text is true to Python, "False" among them."""
-    if hint is bool and not isinstance(given, bool):
-        raise InputError(f"{key}={given!r} is neither True nor False")
-    if get_origin(hint) is Literal and given not in get_args(hint):
-        raise unknown(key, given, get_args(hint))
-    return tuple(given) if isinstance(given, list) else given
-
-
-#: The options that methods share, and how each is made sure of.
-SHARED: dict[str, Callable[[Any], Any]] = {"layers": _layers, "heads": _heads, "rows": _rows}
-
-
 @dataclass(frozen=True)
 class Method:
     """A method with its own arguments: `clearhead.Method("generic", layers=(-4, None))`.
@@ -299,7 +289,7 @@ class Method:
                 raise InputError(f"{name} has no {key}=: methods that have it are {with_it}")
         hints = get_type_hints(REGISTRY[name])
         frozen = {
-            key: SHARED[key](value) if key in SHARED else _own_option(key, value, hints[key])
+            key: SHARED[key](value) if key in SHARED else own_option(key, value, hints[key])
             for key, value in given.items()
         }
         object.__setattr__(self, "name", name)
@@ -312,6 +302,10 @@ class Method:
     @property
     def declaration(self) -> Declaration:
         return REGISTRY[self.name].declaration
+
+    @property
+    def kind(self) -> str:
+        return REGISTRY[self.name].kind_with(dict(self.options))
 
     @property
     def own_options(self) -> dict[str, Any]:
@@ -333,11 +327,13 @@ class Method:
 def layer_range(layers: Layers | tuple[float | None, float | None] | None, count: int) -> range:
     """Half-open, negative from the end, as in a slice; what is no whole number is a share of the depth.
 
-    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24)
-    (range(8, 12), range(0, 3), range(6, 24))
+    >>> layer_range((-4, None), 12), layer_range(None, 3), layer_range((0.25, None), 24), layer_range((None, 0.5), 1)
+    (range(8, 12), range(0, 3), range(6, 24), range(0, 1))
     """
-    ends = [int(end * count + 1e-9) if isinstance(end, float) else end for end in layers or (None, None)]
-    chosen = range(count)[slice(*ends)]
+    first, stop = layers or (None, None)
+    first = floor(first * count + 1e-9) if isinstance(first, float) else first
+    stop = ceil(stop * count - 1e-9) if isinstance(stop, float) else stop  # a share is never nothing
+    chosen = range(count)[slice(first, stop)]
     if not chosen:
         raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
     return chosen

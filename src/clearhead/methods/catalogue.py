@@ -45,7 +45,7 @@ def section(method: type[Fold]) -> str:
     if declaration.citation != "–":
         lines += [f"Source: {declaration.citation}.", ""]
     if declaration.note:
-        lines += [declaration.note, ""]
+        lines += [f"Note: {declaration.note}", ""]
     return "\n".join(lines)
 
 

@@ -5,25 +5,30 @@
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
 lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern; here only `aggregate` counts (without it R is replaced, not added to), and `fusion`.
+concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is replaced, not
+added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
+(`rules/relevance.py`) in place of A_l.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
 from clearhead.recording.tape import Call, Tape
+from clearhead.rules.relevance import Relevance
 
 #: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
 #: NaN, and additions that hold NaN are left out (the authors' DETR) or are not (their LXMERT).
 Guard = Literal["rows", "additions", "none"]
 #: How heads are joined: clamp, then mean over heads (as published); mean, then clamp (Beyond Intuition's code
 #: for ViT); means of attention and gradient apart, then product and clamp (InterpretDL).
-Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
+Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
 
 
 @register(
@@ -40,16 +45,29 @@ Fusion = Literal["clamp, mean", "mean, clamp", "means apart"]
 )
 class Generic(Fold):
     aggregate: bool = True
-    normalise: bool = True
-    within: bool = True
-    guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp, mean")
+    normalise: bool = of_authors(True)
+    within: bool = of_authors(True)
+    guard: Guard = of_authors("rows")
+    fusion: Fusion = of_authors("clamp-mean")
+    lrp: bool = of_authors(False)
+
+    beside: ClassVar[bool] = True
+    family: ClassVar[Relevance] = Relevance()
+
+    @classmethod
+    def kind_with(cls, options: Mapping[str, Any]) -> str:
+        return "rules" if options.get("lrp") else "tape"
 
     def begin(self) -> None:
+        if not self.normalise or not self.within or self.guard != "rows":
+            raise InputError(
+                "normalise=, within= and guard= are about streams that look at each other (rules 8 to 10), and here "
+                "there is one, or each looks at itself alone: leave them out"
+            )
         self.rows = self.frame.readout
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, relevance_of(call, self.fusion))
+        added = push(self.rows, relevance_of(call, self.fusion, self.lrp))
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added
@@ -58,14 +76,16 @@ class Generic(Fold):
 
     def finish(self, tape: Tape) -> Scores:
         found = super().finish(tape)
-        return found if self.fusion == "clamp, mean" else replace(found, per_head=None)  # heads were joined before
+        return found if self.fusion == "clamp-mean" else replace(found, per_head=None)  # heads were joined before
 
 
-def relevance_of(call: Call, fusion: Fusion) -> Float[Tensor, "batch head query key"]:
+def relevance_of(call: Call, fusion: Fusion, lrp: bool = False) -> Float[Tensor, "batch head query key"]:
     """Head by head where each is clamped by itself, else one map for all."""
-    if fusion == "clamp, mean":
+    if lrp:
+        call = replace(call, attention=call.relevance)
+    if fusion == "clamp-mean":
         return call.positive
     assert call.attention is not None and call.attention_gradient is not None
-    if fusion == "mean, clamp":
+    if fusion == "mean-clamp":
         return (call.attention * call.attention_gradient).mean(1, keepdim=True).clamp_(min=0)
     return (call.attention.mean(1, keepdim=True) * call.attention_gradient.mean(1, keepdim=True)).clamp_(min=0)

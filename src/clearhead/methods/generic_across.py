@@ -11,14 +11,17 @@ of LXMERT, are both read before either is changed. The scores are the read-out r
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.errors import Refusal
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.recording.tape import Call, Tape
+from clearhead.rules.relevance import Relevance
 
 Matrix = Float[Tensor, "batch row column"]
 
@@ -38,13 +41,22 @@ class GenericAcross(AcrossFold):
     normalise: bool = True
     within: bool = True
     guard: Guard = "rows"
-    fusion: Fusion = of_authors("clamp, mean")
+    fusion: Fusion = of_authors("clamp-mean")
+    lrp: bool = of_authors(False)
+
+    beside: ClassVar[bool] = True
+    family: ClassVar[Relevance] = Relevance()
 
     def begin(self) -> None:
+        if self.lrp and "queries" in self.frames:
+            raise Refusal(
+                "generic with lrp=True cannot explain a detector: the authors' rules of propagation for DETR are a "
+                "family of their own, which is not among ours, and with ours the scores are others than theirs"
+            )
         self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:
-        self.maps.append(Map(call.query_stream, call.key_stream, relevance_of(call, self.fusion).mean(1)))
+        self.maps.append(Map(call.query_stream, call.key_stream, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         # R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)

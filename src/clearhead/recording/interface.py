@@ -126,12 +126,20 @@ class Listener:
 
 
 _active = threading.local()
+#: Output, attention, values and mask of a call → the output and the attention that take their place.
+Patch = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     listener = getattr(_active, "listener", None)
+    edit = getattr(_active, "edit", None)
+    instead = getattr(_active, "instead", None)
+    if instead is not None:
+        return instead(query), None
+    if edit is not None:
+        return eager_of(module)(module, query, key, edit(value), attention_mask, **kwargs)
     if listener is None:
         # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
         own = implementation_of(module.config)
@@ -141,6 +149,9 @@ def _attention(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
     )
     output, attention = eager(module, query, key, value, attention_mask, **kwargs)
+    patch = getattr(_active, "patch", None)
+    if patch is not None and attention is not None:
+        output, attention = patch(output, attention, value, attention_mask)
     listener.hear(module, attention, value, output)
     return listener.passed_on(output), attention
 
@@ -201,6 +212,46 @@ def capture(
             yield listener.calls
         finally:
             _active.listener = outer
+
+
+@contextmanager
+def editing_values(without: int | None) -> Iterator[None]:
+    """In this thread's attention inside the `with`, the values of one unit are zero in all heads; nothing is heard."""
+
+    def edit(values: Float[Tensor, "batch kv_head key width"]) -> Float[Tensor, "batch kv_head key width"]:
+        if without is None:
+            return values
+        here = torch.arange(values.shape[2], device=values.device) == without
+        return values.masked_fill(here[:, None], 0)
+
+    outer: Listener | None = getattr(_active, "listener", None)
+    _active.listener, _active.edit = None, edit
+    try:
+        yield
+    finally:
+        _active.listener, _active.edit = outer, None
+
+
+@contextmanager
+def patching(patch: Patch) -> Iterator[None]:
+    """In recorded passes of this thread inside the `with`, what an attention call gives goes through `patch`."""
+    outer: Patch | None = getattr(_active, "patch", None)
+    _active.patch = patch
+    try:
+        yield
+    finally:
+        _active.patch = outer
+
+
+@contextmanager
+def attending(instead: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """In this thread inside the `with`, nothing attends: what each call gives is made from its queries alone."""
+    outer: Listener | None = getattr(_active, "listener", None)
+    _active.listener, _active.instead = None, instead
+    try:
+        yield
+    finally:
+        _active.listener, _active.instead = outer, None
 
 
 def _recognise_projection(listener: Listener) -> Callable[..., None]:

@@ -172,7 +172,8 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(hooks(ordered_gradients(self.model)))
             if looked_up:
-                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), looked_up, starts, others)))
+                words = {leaf: given[leaf].numel() for leaf in looked_up}
+                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), words, starts, others)))
             for leaf in leaves:
                 if leaf in given and leaf not in looked_up:
                     given[leaf] = starts[leaf] = _as_leaf(others.get(leaf, given[leaf]).to(given[leaf]))
@@ -334,15 +335,21 @@ def _require_gradient(number: Tensor) -> None:
 
 
 def _start_at_embeddings(
-    lookups: Sequence[nn.Module], leaves: Sequence[str], starts: dict[str, Tensor], others: Mapping[str, Tensor]
+    lookups: Sequence[nn.Module], words: Mapping[str, int], starts: dict[str, Tensor], others: Mapping[str, Tensor]
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Make the word embeddings the start of the graph; positions and types are added after them."""
-    thread, waiting = threading.get_ident(), list(leaves)
+    """Make the word embeddings the start of the graph; positions and types are added after them.
+
+    `words` says how many there are of each leaf, in the order in which the model looks them up.
+    """
+    thread, waiting = threading.get_ident(), list(words)
 
     def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if threading.get_ident() != thread:
             return output  # somebody else's pass through the same model
         leaf = waiting.pop(0) if waiting else f"look-up {len(starts)}"
+        found = output.shape[:-1].numel()
+        if found != words.get(leaf, found):
+            raise Refusal(f"{words[leaf]} words are given as {leaf}, but {found} are looked up where these should be")
         starts[leaf] = _as_leaf(others.get(leaf, output).to(output))
         return starts[leaf].clone()  # some models add positions to it in place (BLIP)
 

@@ -64,8 +64,15 @@ class _Ear:
         through_interface = self.listener.heard[id(module)] > self.before
         if not self.listener.listening or through_interface or not isinstance(output, tuple | list):
             return None
-        maps = [part for part in output[1:] if isinstance(part, Tensor) and part.dim() == 4]
+        maps = [part for part in output[1:] if isinstance(part, Tensor) and _fits(part, output[0])]
         if not maps:
             return None
         self.listener.hear(module, maps[0])
         return self.listener.passed_on(output) if self.listener.silent else None
+
+
+def _fits(part: Tensor, output: Any) -> bool:
+    """Whether what a module returns can be its attention, a row for each query: linear attentions return states."""
+    if part.dim() != 4:
+        return False
+    return not isinstance(output, Tensor) or output.dim() != 3 or part.shape[2] in output.shape[:2]

@@ -46,6 +46,7 @@ class SelfTest:
     places: tuple[Place, ...]
     mixes: bool = False  # whether positions see each other past the attention
     cuts: bool = False  # whether the model cuts its own gradients off, so that they must be made whole
+    vectors: bool = True  # whether layers hand on one vector for each unit
 
     @property
     def calls(self) -> int:
@@ -83,6 +84,8 @@ def self_test(
             for batch in (inputs, padded):
                 if batch is not None:
                     check_own(model, chosen, batch, placed, _tolerance(calls[0].attention))
+        if any(call.output is None and not call.registered for call in calls):
+            _check_returned(model, chosen, inputs)
         capture_error = _check_logits(model, chosen, inputs)
         if rebuilt:
             # A padding mask that gets lost shows only where something is hidden.
@@ -91,7 +94,15 @@ def self_test(
             _check_logits(model, chosen, padded, " and part of the input is padding")
         mixes = mixes_elsewhere(model, chosen, inputs)
         cuts = gradients_are_cut(chosen, inputs, _first_tensor)
-    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, tuple(placed(calls)), mixes, cuts)
+        vectors = _hands_on_vectors(chosen(inputs, asks=frozenset({"attention", "block_input"}))[1])
+    places = tuple(placed(calls))
+    return SelfTest(_path(calls), implementation, capture_error, rebuild_error, places, mixes, cuts, vectors)
+
+
+def _hands_on_vectors(calls: Sequence[Captured]) -> bool:
+    """Whether what goes into layers is batch × unit × model; hyper-connections hand on several vectors for each."""
+    inputs = [(call.block_input, call.attention.shape) for call in calls if call.block_input is not None]
+    return all(part.dim() == 3 and len(part) == shape[0] and part.shape[1] in shape[2:] for part, shape in inputs)
 
 
 def _path(calls: Sequence[Captured]) -> Literal["interface", "returned", "registered"]:
@@ -112,6 +123,8 @@ def _find_implementation(model: nn.Module, forward: Forward, inputs: Mapping[str
         if calls:
             return implementation, calls
     hint = "say how its attention modules attend with clearhead.register_attention; or " if is_foreign(model) else ""
+    if any("Sdpa" in type(module).__name__ for module in model.modules()):  # chosen for good when it was built
+        hint = "load it with attn_implementation='eager', so that its attention can be seen; or "
     raise Refusal(
         f"{type(model).__name__} made no attention call that could be recorded: {hint}is it a model without attention?"
     )
@@ -134,6 +147,25 @@ def _check_rebuilt(model: nn.Module, calls: list[Captured]) -> float:
             f"{type(model).__name__}: the attention recorded in {layer} is not what it used (relative gap {worst:.1e})"
         )
     return worst
+
+
+def _check_returned(model: nn.Module, forward: Forward, inputs: Mapping[str, Any]) -> None:
+    """What modules return as their attention is what they attended with: shares of one, which the output comes from."""
+    with torch.enable_grad():
+        output, calls, _ = forward(inputs)
+        maps = [call.attention for call in calls]
+        number = _first_tensor(output).square().sum()
+        used = [part for part in maps if part.requires_grad] if number.requires_grad else []
+        gradients = torch.autograd.grad(number, used, allow_unused=True) if used else ()
+    for call, part in zip(calls, maps, strict=True):
+        if not (bool((part >= 0).all()) and bool((part.sum(-1) <= 1.01).all())):
+            least, most = float(part.min()), float(part.max())
+            raise Refusal(
+                f"{type(model).__name__}: what {call.module} returns as its attention are no shares of one (from "
+                f"{least:.2g} to {most:.2g})"
+            )
+    if all(gradient is None for gradient in gradients):
+        raise Refusal(f"{type(model).__name__}: its output does not come from what it returns as its attention")
 
 
 def _check_logits(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], when: str = "") -> float:

@@ -56,6 +56,8 @@ class Call:
     attention_gradient: Float[Tensor, "batch head query key"] | None = None
     #: What arrives at the attention under rules other than calculus has (`rules/`).
     relevance: Float[Tensor, "batch head query key"] | None = None
+    #: How far each unit's state moves in this layer when another's values are zero (a cosine distance).
+    moved: Float[Tensor, "batch query key"] | None = None
     values: Float[Tensor, "batch head key width"] | None = None
     output_projection: Float[Tensor, "model heads"] | None = None
     block_input: Float[Tensor, "batch unit model"] | None = None

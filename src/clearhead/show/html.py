@@ -49,18 +49,24 @@ def page(given: Sequence[AnyExplanation], title: str | None = None) -> str:
     heading = title or _title(explanations, len(groups))
     sections = [section(group, titled=len(groups) > 1 or title is not None) for group in groups]
     models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
+    foot = f"Scores are raw; only colours are scaled, {_scaled(explanations)}."
+    return document(" · ".join(["clearhead", *models]), name(heading), sections, foot)
+
+
+def document(eyebrow: str, title: str, sections: Iterable[Markup], foot: str, styles: str = "") -> str:
+    """A page around its sections, that fetches nothing; `styles` are rules of our own beside those of all pages."""
     body = tag(
         "main",
         tag(
             "div",
-            tag("p", " · ".join(["clearhead", *models]), class_="ch-eyebrow"),
-            tag("h1", name(heading)),
+            tag("p", eyebrow, class_="ch-eyebrow"),
+            tag("h1", title),
             *sections,
-            tag("p", f"Scores are raw; only colours are scaled, {_scaled(explanations)}.", class_="ch-foot"),
+            tag("p", foot, class_="ch-foot"),
         ),
         class_="clearhead ch-page",
     )
-    head = tag("head", *_head(name(heading)))
+    head = tag("head", *_head(title), style_sheet(styles) if styles else None)
     return f'<!doctype html>\n<html lang="en">{head}<body>{body}{script(_js())}</body></html>\n'
 
 
@@ -93,13 +99,13 @@ def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation
 def section(group: Sequence[AnyExplanation], titled: bool, machine: bool = True) -> Markup:
     """Everything about one input."""
     first, named = group[0], labelled(group)
-    cut = wording.truncation(first)
+    notes = dict.fromkeys(note for e in group for note in wording.notes(e))
     wide = any(len(wording.streams(e)[0]) > 1 or e.steps is not None for e in group)
     return tag(
         "section",
         tag("h2", wording.heading(first) if _one_target(group) else "Why?") if titled else None,
         tag("div", views.picture(first), _explained(group), cards.prediction(first), class_="ch-about"),
-        tag("p", cut, class_="ch-warn", role="note") if cut else None,
+        *(tag("p", note, class_="ch-warn", role="note") for note in notes),
         tag("div", *(cards.card(e, label) for label, e in named.items()), class_=f"ch-methods{' ch-wide' * wide}"),
         cards.agreement(Comparison(named)) if len(named) > 1 else None,
         *(data(e.to_dict(short=True)) for e in group if machine),

@@ -27,8 +27,10 @@ def snippet(explanation: AnyExplanation) -> str:
     call = f"ex.explain({', '.join(arguments)})"
     if len(call) > 88:
         call = "ex.explain(\n    " + ",\n    ".join(arguments) + ",\n)"
-    kind = _merged(explanation)
-    lines = ["import clearhead", "", f"ex = {_load(explanation)}", f"e = {call}{f'.{kind}()' if kind else ''}"]
+    kind, sizes = _merged(explanation), "absolute=True" if explanation.provenance.get("absolute") else ""
+    lines = ["import clearhead", "", f"ex = {_load(explanation)}", f"e = {call}{f'.{kind}({sizes})' if kind else ''}"]
+    if _has_regions(explanation):
+        lines.append("# then merged into regions of the picture, with e.regions(…)")
     if "minus" in explanation.provenance:
         lines.insert(0, "# A difference of two explanations; this is the first of them.")
     return "\n".join(lines)
@@ -39,7 +41,8 @@ def command(explanation: AnyExplanation) -> str | None:
     target, settings = explanation.target, {**_loading(explanation), **_settings(explanation)}
     given, wanted = _given(explanation), _in_words(explanation)
     nameable = wanted is not None and isinstance(settings.get("answer", ""), str)
-    if not nameable or "minus" in explanation.provenance or _from_objects(explanation) or not _can_be_typed(given):
+    plain = "minus" not in explanation.provenance and "absolute" not in explanation.provenance
+    if not nameable or not plain or _has_regions(explanation) or _from_objects(explanation) or not _can_be_typed(given):
         return None
     words = ["clearhead", "explain", "--model", str(explanation.provenance["model"]), "--method", explanation.method]
     words += ["--target", wanted] if wanted else []
@@ -59,6 +62,11 @@ def command(explanation: AnyExplanation) -> str | None:
 def _merged(explanation: AnyExplanation) -> str | None:
     kinds = (part.units.kind for part in explanation.parts.values())
     return next((_MERGED[kind] for kind in kinds if kind in _MERGED), None)
+
+
+def _has_regions(explanation: AnyExplanation) -> bool:
+    """Whether patches were merged afterwards; regions that a model itself reads are a stream of their own."""
+    return any(part.units.kind == "region" and stream != "regions" for stream, part in explanation.parts.items())
 
 
 def _settings(explanation: AnyExplanation) -> dict[str, Any]:

@@ -128,8 +128,8 @@ def _opening(explanation: AnyExplanation, method: bool = True) -> Iterable[Text]
     said.append(f"  {wording.target_line(explanation)}", style="not bold")
     said.append(f"  by {name(explanation.method)}" if method else "", style="dim not bold")
     yield said
-    if cut := wording.truncation(explanation):
-        yield Text(f" {cut} ", style=_WARN)
+    for note in wording.notes(explanation):
+        yield Text(f" {note} ", style=_WARN)
 
 
 def _legend(explanation: Explanation) -> Text:

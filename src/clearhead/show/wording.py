@@ -212,6 +212,12 @@ def truncation(explanation: AnyExplanation) -> str | None:
     return f"{tokens} cut off: the model never saw them, and nothing here speaks of them."
 
 
+def notes(explanation: AnyExplanation) -> list[str]:
+    """What must be known to read the scores: that the input was cut, that no such object was found …"""
+    said = [step.get("note") for step in (explanation.target.get("steps") or [explanation.target])]
+    return [note for note in dict.fromkeys([truncation(explanation), *said]) if note]
+
+
 def method_line(explanation: AnyExplanation) -> str:
     citation = explanation.provenance.get("citation")
     return "" if citation in (None, "", "–") else str(citation)

@@ -52,7 +52,10 @@ class Answering(Subject):
         self.multi_label, self.labels = False, {}  # the labels of a configuration are no words
         head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
         known = getattr(head, "weight", None)
-        self.vocabulary = int(self.model.config.get_text_config().vocab_size if known is None else len(known))
+        if isinstance(known, Tensor) and known.is_floating_point():
+            self.vocabulary = len(known)
+        else:  # that of a quantised head may be packed, or a function
+            self.vocabulary = int(self.model.config.get_text_config().vocab_size)
         self.causal = False  # not seen yet
 
     @abstractmethod
@@ -169,6 +172,10 @@ class Answering(Subject):
         axes = {**sample.axes, self.speaking: Axis.of(first_units(units, length))}
         return replace(sample, inputs=inputs, axes=axes, kept=tuple(rows))
 
+    def root(self, sample: Sample) -> Sample:
+        """What was there before the first word was said."""
+        return self.cut(sample, [Target(Generated(0))])
+
     def settings(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """What the model is told beside the inputs: no cache, and logits only of the rows that are needed."""
         told: dict[str, Any] = {"use_cache": False} if self.accepts("use_cache") else {}
@@ -229,14 +236,20 @@ class Answering(Subject):
             raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
         settings = copy.deepcopy(self.model.generation_config)
         given = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
+        given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
         unused = ("max_length", "temperature", "top_p", "top_k", "min_p", "typical_p", "num_beam_groups")
         for name, value in {**dict.fromkeys(unused), **given}.items():
             setattr(settings, name, value)
         settings.pad_token_id = self.words.pad if settings.pad_token_id is None else settings.pad_token_id
-        batch = {name: part[None].to(self.device) for name, part in inputs.items()}
+        batch: dict[str, Any] = {name: part[None].to(self.device) for name, part in inputs.items()}
+        if settings.stop_strings and self.words.tokenizer is not None:
+            batch["tokenizer"] = self.words.tokenizer
         with lock_of(self.model), at_rest(self.model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            said = (by or type(self.model).generate)(self.model, **batch, generation_config=settings)
+            try:
+                said = (by or type(self.model).generate)(self.model, **batch, generation_config=settings)
+            except ValueError as problem:
+                raise InputError(f"the model's generation_config does not let it generate here: {problem}") from None
             return said[0].tolist()
 
     def ends(self) -> set[int]:
@@ -252,6 +265,11 @@ class Answering(Subject):
         """Whether the model's logits agree, but for the last place, on two inputs that differ there alone."""
         with lock_of(self.model), at_rest(self.model), torch.no_grad():
             one, other = (self.model(**{**batch, **self.settings(())}).logits[:, :-1].float() for batch in batches)
+        if not one.isfinite().all():
+            raise Refusal(
+                f"{type(base_model(self.model)).__name__} gives numbers that are not finite: its weights hold NaN or "
+                f"infinity, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
+            )
         return bool((one - other).abs().max() <= 1e-3 * one.abs().max())
 
     def probe(self) -> tuple[Tensor, Tensor]:

@@ -76,9 +76,13 @@ class How:
             if len(self.tokens) != count or any(isinstance(names, str) for names in self.tokens):
                 raise InputError(f"tokens= must name the units of each of the {count} inputs: give a list of lists")
             hows = [replace(how, tokens=names) for how, names in zip(hows, self.tokens, strict=True)]
-        if isinstance(self.answer, list):
+        ids = isinstance(self.answer, list) and all(isinstance(one, int) for one in self.answer)
+        if isinstance(self.answer, list) and not (ids and count == 1):
             if len(self.answer) != count:
-                raise InputError(f"answer= gives {len(self.answer)} answers for {count} inputs")
+                raise InputError(
+                    f"answer= gives {len(self.answer)} answers for {count} input{'s' if count > 1 else ''}: give one "
+                    "for each, a text or its token ids"
+                )
             hows = [replace(how, answer=answer) for how, answer in zip(hows, self.answer, strict=True)]
         return hows
 
@@ -120,6 +124,8 @@ class Subject(ABC):
 
     #: Whether the labels are words at a masked position.
     masked: ClassVar[bool] = False
+    #: Whether its scores are products of what the model puts out, so that rules for products hold for them.
+    multiplies: ClassVar[bool] = False
     #: The scales that a target can have; the first is meant where none is given.
     scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
@@ -197,6 +203,11 @@ class Subject(ABC):
             )
         return [target]
 
+    @property
+    def counts_by_length(self) -> bool:
+        """Whether positions are counted by the length of the longest input of a batch: then each needs its own."""
+        return False
+
     def together(self, samples: Sequence[Sample]) -> int | None:
         """How many targets are best explained together; None for as many as there is room for."""
         return None
@@ -216,6 +227,15 @@ class Subject(ABC):
     def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
         """The sample without what none of these targets can depend on."""
         return sample
+
+    def root(self, sample: Sample) -> Sample:
+        """What all targets of a sample have in common, however many of them are explained together."""
+        return sample
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        """Of a model of several streams: what reads each (it has `words`, or patches), and the input it reads."""
+        return {}
 
     @property
     def learned(self) -> Sequence[nn.Parameter]:
@@ -274,7 +294,7 @@ class Subject(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -324,6 +344,17 @@ def register_subject(cls: type[Subject]) -> type[Subject]:
 def base_model(model: nn.Module) -> nn.Module:
     """The transformers model inside, where adapters wrap it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes. Weights that accelerate keeps elsewhere are on "meta": its hooks say where they go."""
+    device = next(module.parameters()).device
+    if device.type != "meta":
+        return device
+    hooks = [getattr(part, "_hf_hook", None) for part in module.modules()]
+    each = [one for hook in hooks for one in getattr(hook, "hooks", [hook])]
+    told = [getattr(hook, "execution_device", None) for hook in each]
+    return next((torch.device(one) for one in told if one is not None), device)
 
 
 def class_names(model: nn.Module) -> list[str]:

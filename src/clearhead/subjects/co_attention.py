@@ -172,7 +172,7 @@ class BridgeTower(CoAttentionWithPicture):
         return own, other if ".crossattention." in module else own
 
     def why_not(self, method: str) -> str | None:
-        if method not in ("generic", "rollout"):
+        if method not in ("generic", "rollout", "transformer-attribution"):
             return None
         return (
             f"in {type(self.model).__name__} each tower goes on beside the layers in which the streams look at each "

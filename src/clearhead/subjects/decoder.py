@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
 from clearhead.subjects.answers import Answered, Answering, first_units, followed, said_units
-from clearhead.subjects.base import How, Sample, base_model, register_subject
+from clearhead.subjects.base import How, Sample, base_model, device_of, register_subject
 from clearhead.subjects.text import TextSubject
 from clearhead.subjects.words import Tokens
 from clearhead.units import Axis, Units
@@ -32,7 +32,7 @@ class Decoder(Answering, TextSubject):
     @property
     def device(self) -> torch.device:
         """Where the words are looked up: a model may be spread over several devices."""
-        return self.embeddings.weight.device
+        return device_of(self.embeddings)
 
     def expected_calls(self) -> int | None:
         """The decoder of an encoder–decoder may stand alone."""
@@ -45,6 +45,20 @@ class Decoder(Answering, TextSubject):
         samples = super().samples(raw, how) if isinstance(raw, Mapping) else [self._prompt(raw, how)]
         return [self._answered(sample, how) for sample in samples if isinstance(sample, Answered)]
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The model inputs that are read."""
+        return ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")
+
+    def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
+        if {"role", "content"} & raw.keys():
+            raise InputError('a conversation is a list of messages, each {"role": …, "content": …}')
+        strange = [name for name in raw if name not in self.known]
+        if strange:
+            name = type(self.model).__name__
+            raise InputError(f"{name} is explained by {', '.join(self.known)}: leave out {', '.join(strange)}")
+        return super()._given(raw, how)
+
     def _prompt(self, raw: Any, how: How) -> Answered:
         if isinstance(raw, str):
             text, encoding = raw, {"add_special_tokens": not self._begins(raw)}
@@ -55,7 +69,9 @@ class Decoder(Answering, TextSubject):
                 'expected a prompt, a conversation (a list of {"role": …, "content": …}) or model inputs, but got '
                 f"{type(raw).__name__} ({raw!r:.40})"
             )
-        tokens = self._open(self.words.read((text,), how, **encoding))
+        # The next word follows the end of a prompt, so a long one loses its beginning.
+        side = how.truncation_side or "left"
+        tokens = self._open(self.words.read((text,), replace(how, truncation_side=side), **encoding), text)
         return self._sample({"input_ids": tokens.inputs["input_ids"]}, tokens.units, tokens.dropped)
 
     def _begins(self, text: str) -> bool:
@@ -66,6 +82,7 @@ class Decoder(Answering, TextSubject):
     def _rendered(self, messages: list[Any]) -> str:
         if getattr(self.words.tokenizer, "chat_template", None) is None:
             raise InputError("the tokenizer has no chat template: give the prompt as one text")
+        check_messages(messages)
         last = messages[-1]["role"] == "assistant"
         how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
         try:
@@ -73,14 +90,21 @@ class Decoder(Answering, TextSubject):
         except Exception as problem:  # templates raise what they like
             raise InputError(f"the tokenizer's chat template refuses this conversation: {problem}") from None
 
-    def _open(self, tokens: Tokens) -> Tokens:
+    def _open(self, tokens: Tokens, prompt: str) -> Tokens:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
-        ids, end = tokens.inputs["input_ids"], self.words.token_id("eos")
-        closed = len(ids) > 1 and tokens.units.special[-1] and int(ids[-1]) in (end, self.words.token_id("sep"))
-        if not closed:
+        ids = tokens.inputs["input_ids"].tolist()
+        if not self._closed(ids, prompt):
             return tokens
         inputs = {name: part[:-1] for name, part in tokens.inputs.items()}
         return Tokens(inputs, first_units(tokens.units, len(ids) - 1), tokens.dropped)
+
+    def _closed(self, ids: Sequence[int], prompt: str) -> bool:
+        """Whether the tokenizer has put an end token after the prompt. One that the prompt itself ends with is its own:
+        where a conversation is rendered, that may be what makes the model answer."""
+        if len(ids) < 2 or ids[-1] not in (self.words.token_id("eos"), self.words.token_id("sep")):
+            return False
+        own = self.words.ask("encode", prompt, add_special_tokens=False)
+        return _ending(ids) > (_ending(own) if own and own[-1] == ids[-1] else 0)
 
     def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         """Padding on either side is cut off, so that positions count from the first token."""
@@ -126,7 +150,7 @@ class Decoder(Answering, TextSubject):
         prompt, whole = sample.inputs["input_ids"].tolist(), sample.units.texts[0] + answer
         for special in (True, False):
             together = list(self.words.ask("encode", whole, add_special_tokens=special))
-            if special and together[-1] in (self.words.token_id("eos"), self.words.token_id("sep")):
+            if self._closed(together, whole):
                 together.pop()
             if together[: len(prompt)] == prompt and len(together) > len(prompt):
                 return together[len(prompt) :]
@@ -161,16 +185,33 @@ class Decoder(Answering, TextSubject):
 
     def check_causal(self) -> None:
         if not self.compared([{"input_ids": ids[None]} for ids in self.probe()]):
+            rounded = any("quantized.dynamic" in type(module).__module__ for module in self.model.modules())
+            why = "is config.is_decoder = True missing?"
+            if rounded:
+                why = "torch's dynamic int8 rounds activations by the range of the whole text"
             raise Refusal(
-                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them (is "
-                "config.is_decoder = True missing?)"
+                f"{type(base_model(self.model)).__name__} is no decoder: its words depend on those after them ({why})"
             )
 
     def together(self, samples: Sequence[Sample]) -> int | None:
         """Some positions are counted by the length of the whole: there each word needs a pass of its own length."""
-        told = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
-        kinds = [told.get("rope_type"), *(part.get("rope_type") for part in told.values() if isinstance(part, Mapping))]
-        return 1 if {"dynamic", "longrope"} & set(kinds) else super().together(samples)
+        return 1 if self.counts_by_length else super().together(samples)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         return {**super().collate(samples), **self.settings(samples)}
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Templates render what is missing as nothing, or as "None"."""
+    for i, message in enumerate(messages):
+        if not isinstance(message["role"], str) or not ("tool_calls" in message or message.get("content") is not None):
+            raise InputError(f'message {i} of a conversation must be {{"role": …, "content": …}}, not {message!r:.60}')
+
+
+def _ending(ids: Sequence[int]) -> int:
+    """How often the last of these ids stands at their end.
+
+    >>> _ending([4, 2, 5, 2, 2])
+    2
+    """
+    return next((i for i, one in enumerate(reversed(ids)) if one != ids[-1]), len(ids))

@@ -80,7 +80,7 @@ class Detector(ImageSubject):
                 size = " × ".join(map(str, pixels.shape[1:]))
                 raise InputError(f"{name} cannot take a picture of {size} pixels ({problem})") from None
         logits, boxes = getattr(output, "logits", None), getattr(output, "pred_boxes", None)
-        if logits is None or boxes is None:
+        if logits is None or boxes is None or boxes.shape[-1] != 4:
             raise Refusal(f"{name} gives no classes and boxes for object queries: clearhead cannot explain it")
         if logits.shape[-1] != len(self.labels):
             raise Refusal(f"{name} scores {logits.shape[-1]} classes, but its configuration names {self.classes}")
@@ -159,11 +159,14 @@ class Detector(ImageSubject):
         found, query = found_in(sample), query_of(target)
         label = self.label_index(_label(target) or 0)
         p = float(found.logits[query].softmax(-1)[label] if self.has_nothing else found.probabilities[query, label])
+        seen = label != self.classes and p > self.threshold
+        missed = f"query {query} finds no {self.label_name(label)}: it gives it a probability of {p:.1g}"
         return said | {
             "label": self.label_name(label),
             "box": [float(edge) for edge in found.boxes[query]],
             "probability": p,
-            "found": label != self.classes and p > self.threshold,
+            "found": seen,
+            **({} if seen or label == self.classes else {"note": missed}),
         }
 
     def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:

@@ -78,7 +78,11 @@ class Dual(Pairs):
                     "by pair, so give every pair"
                 )
         else:
-            given = raw if isinstance(raw, Given) else Given()
+            if not isinstance(raw, Given):
+                raise InputError(
+                    f"{self.name} takes two inputs, each by name: explain({first}=…, {second}=…), not one alone"
+                )
+            given = raw
             missing = [f"{stream}=" for stream in self.takes if getattr(given, stream) is None]
             if missing:
                 raise InputError(
@@ -145,6 +149,10 @@ class ImageTextDual(Dual):
             return "text", "text"
         return ("probe" if module.endswith("head.attention") else "image"), "image"
 
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self.texts, "input_ids"), "image": (self.images, "pixel_values")}
+
     def of_other(self, raw: Any, how: How) -> list[Sample]:
         return self.images.samples(raw, how)
 
@@ -210,6 +218,10 @@ class AudioTextDual(Dual):
 
     def expected_calls(self) -> int | None:
         return expected_calls(self.texts.model.config)
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self.texts, "input_ids")}
 
     def streams_of(self, module: str, nth: int) -> tuple[str, str] | None:
         return None if "audio_model" in module else ("text", "text")

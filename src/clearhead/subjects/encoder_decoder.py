@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from clearhead.subjects.base import How, Sample, base_model, register_subject, s
 from clearhead.subjects.words import Words, padded
 from clearhead.units import Axis, Units
 
-_CROSS = re.compile(r"encoder_attn|EncDecAttention|cross_?attn|crossattention", re.IGNORECASE)
+_CROSS = re.compile(r"encoder_attn|encdec|cross", re.IGNORECASE)
 
 
 class TargetWords(Words):
@@ -45,6 +46,11 @@ class EncoderDecoder(Answering):
         kind = str(getattr(self.model.config, "model_type", ""))
         if kind in _REFUSED:
             raise Refusal(f"{type(base_model(self.model)).__name__} cannot be explained: {_REFUSED[kind]}")
+        if getattr(self.model.config, "moe_eval_capacity_token_fraction", 1.0) < 1.0:
+            raise Refusal(
+                f"the experts of {type(base_model(self.model)).__name__} have room for a share of a batch only, so "
+                "inputs would take room from each other: set config.moe_eval_capacity_token_fraction = 1.0"
+            )
         self.words = TargetWords(self.tokenizer, self.model, self.speaking)
         self.specials = set(getattr(self.tokenizer, "all_special_ids", ())) | self.words.outside
 
@@ -56,7 +62,7 @@ class EncoderDecoder(Answering):
     def lookups(self) -> list[nn.Module]:  # type: ignore[override]
         """Where words are looked up, the source's first."""
         model: Any = base_model(self.model)
-        tables = [model.get_encoder().get_input_embeddings(), model.get_decoder().get_input_embeddings()]
+        tables = [_table_of(half) for half in (model.get_encoder(), model.get_decoder())]
         return list({id(table): table for table in tables}.values())
 
     @property
@@ -141,6 +147,11 @@ class EncoderDecoder(Answering):
         return torch.stack([padded(sample.inputs["decoder_input_ids"], longest, fill) for sample in samples])
 
 
+def _table_of(half: Any) -> nn.Module:
+    """Where one half looks its words up; FSMT's halves are plain modules, which do not say."""
+    return half.get_input_embeddings() if hasattr(half, "get_input_embeddings") else half.embed_tokens
+
+
 @register_subject
 class TextToText(EncoderDecoder):
     """Texts in, texts out: translation, summaries, spelling."""
@@ -166,7 +177,8 @@ class TextToText(EncoderDecoder):
         self.reader = Words(self.processor, self.model, self.stream)
 
     def example(self) -> Any:
-        ids = torch.arange(3, 7)[None] % self.vocabulary
+        # Not as long as the prefix, or a stream that is taken for the other would go unnoticed.
+        ids = torch.arange(3, 8)[None] % self.vocabulary
         return {"input_ids": ids, "decoder_input_ids": torch.cat([torch.tensor([[self.start]]), ids[:, :3]], 1)}
 
     def samples(self, raw: Any, how: How) -> list[Sample]:
@@ -210,6 +222,12 @@ class TextToText(EncoderDecoder):
         prefix = prefix if kept is None else prefix[kept != 0]
         return replace(self.with_prefix(sample, prefix.tolist()), given=len(prefix) > 1)
 
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        about = {"model": self.model, "model_class": self.model_class, "readout": None}
+        source, said = (SimpleNamespace(words=words, **about) for words in (self.reader, self.words))
+        return {self.stream: (source, "input_ids"), self.speaking: (said, "decoder_input_ids")}
+
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return "input_ids", "decoder_input_ids"
 
@@ -232,5 +250,6 @@ class TextToText(EncoderDecoder):
 
 #: Models whose answer would be wrong, and why.
 _REFUSED = {
+    "led": "it attends in chunks and pads its input to whole ones, so no map of its attention covers the text",
     "prophetnet": "it predicts several words at once, in streams that its attention does not tell apart",
 }

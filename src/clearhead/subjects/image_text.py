@@ -18,7 +18,7 @@ from clearhead.recording.scope import lock_of
 from clearhead.recording.self_test import expected_calls
 from clearhead.subjects.answers import Answered, first_units, followed, said_units
 from clearhead.subjects.base import Given, How, Sample, base_model, class_names, register_subject
-from clearhead.subjects.decoder import Decoder
+from clearhead.subjects.decoder import Decoder, check_messages
 from clearhead.subjects.pictures import open_picture
 from clearhead.subjects.placeholders import Layout, OnePicture, OneTile, Rows, Unplaced
 from clearhead.subjects.words import Words, padded
@@ -142,9 +142,7 @@ class ImageTextDecoder(Decoder):
 
     def _open_ended(self, inputs: dict[str, Tensor], prompt: str) -> dict[str, Tensor]:
         """Without the end token that some tokenizers append: a prompt is to be continued."""
-        last = int(inputs["input_ids"][0, -1])
-        closed = last in (self.words.token_id("eos"), self.words.token_id("sep"))
-        if not closed or prompt.endswith(self.words.ask("convert_ids_to_tokens", last)):
+        if not self._closed(inputs["input_ids"][0].tolist(), prompt):
             return inputs
         return {name: part if name in self.layout.inputs else part[:, :-1] for name, part in inputs.items()}
 
@@ -156,6 +154,7 @@ class ImageTextDecoder(Decoder):
             raise InputError(
                 f'text= must be a text or a conversation (a list of {{"role", "content"}}), not {text!r:.40}'
             )
+        check_messages(text)
         last = text[-1]["role"] == "assistant"
         how = {"continue_final_message": True} if last else {"add_generation_prompt": True}
         try:

@@ -37,6 +37,8 @@ class Layout(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     #: Why the place of each token in the picture is not known; None where it is.
     nowhere: ClassVar[str | None] = None
+    #: Whether the model takes a picture that is zero everywhere for padding, and leaves it out.
+    zero_is_padding: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config, self.vision = config, config.vision_config
@@ -145,6 +147,7 @@ class OneTile(OnePicture):
     """Pixels as pictures or tiles of one, of which there must be one."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+    zero_is_padding = True
 
     def picture(self, given: Mapping[str, Tensor]) -> Float[Tensor, "channel height width"]:
         tiles = given["pixel_values"]
@@ -228,6 +231,7 @@ class Unplaced(Layout):
     """Placeholders that stand for no single part of the picture: they have numbers, and no map."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+    zero_is_padding = True
     nowhere = "its tokens are learned queries that each look at the whole picture, so none has a place in it"
 
     def units(self, given: Mapping[str, Tensor], count: int) -> Units:

@@ -32,6 +32,9 @@ class Alike(Target):
     name: str = ""
     against: str | None = None
 
+    def pinned(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Target:
+        return self  # nothing is predicted
+
     def value(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Float[Tensor, ""]:
         return scores[0] if self.against is None else scores[0] - scores[1]
 
@@ -40,7 +43,8 @@ class Alike(Target):
     ) -> dict[str, Any]:
         said = {"kind": "similarity", "name": self.name}
         if self.against is not None:
-            said = {"kind": "contrast", "name": f"{self.name} − {self.against}", "against": self.against}
+            note = f"{self.against!r} is held fixed: the words of {self.name!r} score as they do without it"
+            said = {"kind": "contrast", "name": f"{self.name} − {self.against}", "against": self.against, "note": note}
         return {**said, "scale": self.scale, "value": value}
 
 
@@ -48,9 +52,11 @@ class Pairs(Subject):
     """What all models that compare two inputs share: the target, and the text that it may be held against.
 
     `Contrast(None, "a cat")` asks why the text fits better than "a cat". The tokens of that other text are no units:
-    its vector is held fixed.
+    its vector is held fixed. So the scores of the text's own words stay those of its similarity: the contrast shows in
+    the other input alone, and the result says so.
     """
 
+    multiplies: ClassVar[bool] = True
     scales: ClassVar[tuple[str, ...]] = ("cosine", "logit")
 
     def __post_init__(self) -> None:
@@ -81,6 +87,8 @@ class Pairs(Subject):
             case Contrast(a, b, None) if a in (None, own) and isinstance(b, str):
                 if b == own:
                     raise InputError(f"a contrast of {own!r} with itself explains nothing")
+                if not b.strip():
+                    raise InputError("the text to hold against is empty: give another one")
                 return [Alike(target.wanted, target.scale, own, b)]
             case _ if target.custom is not None:
                 return [target]
@@ -94,11 +102,11 @@ class Pairs(Subject):
         text, other = self.two(output)
         columns = [(text * other).sum(-1)]
         against = [getattr(target, "against", None) for target in targets]
-        if any(against):
+        named = list(dict.fromkeys(name for name in against if name is not None))
+        if named:
             with torch.no_grad():
-                foils = self.foils(list(dict.fromkeys(filter(None, against))))
-            place = {name: i for i, name in enumerate(dict.fromkeys(filter(None, against)))}
-            chosen = foils[[place.get(name, 0) for name in against]]
+                foils = self.foils(named)
+            chosen = foils[[0 if name is None else named.index(name) for name in against]]
             columns.append((chosen * other).sum(-1))
         logits = torch.tensor([target.scale == "logit" for target in targets], device=text.device)
         if logits.any():
@@ -245,6 +253,10 @@ class Similarity(Pairs):
         texts, others = zip(*(self._halves(sample) for sample in samples), strict=True)
         second = {f"{OTHER}{name}": part for name, part in self.reads.collate(others).items()}
         return {**self.reads.collate(texts), **second}
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self.reads, "input_ids"), "other": (self.reads, f"{OTHER}input_ids")}
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         return "input_ids", f"{OTHER}input_ids"

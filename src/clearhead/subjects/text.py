@@ -19,7 +19,7 @@ from clearhead.subjects.base import (
     register_subject,
     split_mapping,
 )
-from clearhead.subjects.words import Words, padded
+from clearhead.subjects.words import Words, padded, rope_kinds
 from clearhead.targets import Target
 from clearhead.units import Units, numbered
 
@@ -36,7 +36,7 @@ class TextSubject(Subject):
         super().__post_init__()
         config, name = self.model.config, type(base_model(self.model)).__name__
         if getattr(config, "is_encoder_decoder", False):
-            raise Refusal(f"{name} is an encoder–decoder: its two streams are not explained yet")
+            raise Refusal(f"{name} is an encoder–decoder: of these, those are explained that answer in words")
         for kind, why in _REFUSED.items():
             if getattr(config, "model_type", "") == kind:
                 raise Refusal(f"{name} cannot be explained: {why}")
@@ -53,7 +53,7 @@ class TextSubject(Subject):
         if self.processor is not None and not hasattr(self.processor, "convert_ids_to_tokens"):
             given = type(self.processor).__name__
             raise InputError(f"{name} takes texts, but came with a {given}, which is no tokenizer: give its tokenizer")
-        self.words = Words(self.processor, self.model, self.stream)
+        self.words = Words(self.processor, self.model, self.stream, config.get_text_config())
 
     def expected_calls(self) -> int | None:
         """Those of the part that reads texts: a tower for pictures has nothing to do."""
@@ -72,7 +72,7 @@ class TextSubject(Subject):
         if self.readout == "mean" and mask is not None:
             seen = mask.nonzero().flatten().tolist()
             return dict.fromkeys(seen, 1 / len(seen))
-        own = getattr(self.model.config, "pad_token_id", None)
+        own = getattr(self.words.config, "pad_token_id", None)
         if self.readout == "last" and ids is not None and own is not None:
             seen = (ids != own).nonzero().flatten().tolist()
             return {seen[-1] if seen else 0: 1.0}
@@ -156,12 +156,20 @@ class TextSubject(Subject):
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
         return Sample.of(inputs, units, dropped=dropped)
 
+    @property
+    def counts_by_length(self) -> bool:
+        return bool({"dynamic", "longrope"} & rope_kinds(self.model.config.get_text_config()).keys())
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         longest = max(len(sample.units) for sample in samples)
+        if self.counts_by_length and any(len(sample.units) != longest for sample in samples):
+            raise InputError(
+                "inputs of different lengths cannot share a batch, since the model counts positions by the longest"
+            )
         if self.readout == "last" and any(len(sample.units) != longest for sample in samples):
             # Models that read the last token find it by the padding's id.
             ids = all("input_ids" in sample.inputs for sample in samples)
-            if not ids or getattr(self.model.config, "pad_token_id", None) is None:
+            if not ids or getattr(self.words.config, "pad_token_id", None) is None:
                 raise InputError(
                     "inputs of different lengths cannot share a batch, since the model cannot tell their padding: "
                     "set model.config.pad_token_id and give texts or input_ids, or batch_size=1"
@@ -232,3 +240,14 @@ class TextClassification(TextSubject):
     """One text or a pair of texts, single- or multi-label."""
 
     endings: ClassVar[tuple[str, ...]] = ("ForSequenceClassification",)
+
+
+@register_subject
+class NextSentence(TextSubject):
+    """A pair of texts: whether the second goes on where the first ends."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForNextSentencePrediction",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.labels, self.multi_label = {0: "goes on", 1: "does not"}, False

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -117,7 +117,9 @@ class Words:
             if isinstance(module, nn.Embedding) and "position" in name and module.padding_idx is not None
         ]
         shifted = [shift for shift in shifted if getattr(self.config, "model_type", "") not in _UNSHIFTED]
-        return size - max(shifted, default=0)
+        # A dynamic RoPE has no table: it stretches its positions to texts that are longer.
+        stretch = float(rope_kinds(self.config).get("dynamic", {}).get("factor") or 1.0)
+        return int(size * stretch) - max(shifted, default=0)
 
     def word_id(self, word: str | int, size: int) -> int:
         """A word of the vocabulary by name or id."""
@@ -209,6 +211,13 @@ class Words:
 
 #: Models whose position table has a padding row but counts from zero all the same.
 _UNSHIFTED = ("deberta", "deberta-v2")
+
+
+def rope_kinds(config: Any) -> dict[str, Mapping[str, Any]]:
+    """The kinds of rotary positions that a model has, with their settings; its kinds of layers may differ."""
+    told = getattr(config, "rope_parameters", None) or {}
+    parts = [told, *(part for part in told.values() if isinstance(part, Mapping))]
+    return {part["rope_type"]: part for part in parts if part.get("rope_type")}
 
 
 def _runs(special: Sequence[bool]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from clearhead.bench.data import (  # noqa: F401 – each of them registers what
     hub,
     imagenet,
     imagenet_segmentation,
+    known,
     newsgroups,
     pets,
     sentences,
@@ -20,7 +21,7 @@ from clearhead.bench.data import (  # noqa: F401 – each of them registers what
     vqa,
 )
 from clearhead.bench.data.base import DataSet, Example, Label
-from clearhead.bench.data.evidence import Characters, Mask, Piece, Region, evidence_units, shares
+from clearhead.bench.data.evidence import Characters, Mask, Piece, Place, Region, evidence_units, shares, shown_in
 from clearhead.bench.data.reading import READERS, Reader, read, register
 from clearhead.bench.data.vqa import soft_answers
 
@@ -32,11 +33,13 @@ __all__ = [
     "Label",
     "Mask",
     "Piece",
+    "Place",
     "Reader",
     "Region",
     "evidence_units",
     "read",
     "register",
     "shares",
+    "shown_in",
     "soft_answers",
 ]

@@ -18,13 +18,19 @@ Label = int | Mapping[str, float] | None
 class Example:
     """One input. `input` is what `Explainer.explain` takes: a text, a pair, a picture, or `text` and `image` by name.
 
-    `evidence` holds alternative sets, each enough by itself; None says that nobody marked any.
+    `evidence` holds alternative sets, each enough by itself; None says that nobody marked any. What is `aside` (the
+    words that ask) is neither evidence nor its contrary. `streams` are those that the evidence lies in, where a model
+    has others, too. `target` is what to explain where the label is not it, `answer` what a language model is to say.
     """
 
     id: str
     input: Any
     label: Label = None
     evidence: "tuple[tuple[Piece, ...], ...] | None" = None
+    aside: "tuple[Piece, ...]" = ()
+    streams: tuple[str, ...] = ()
+    target: Any = None
+    answer: str | None = None
 
 
 def _alone(split: str) -> "DataSet":

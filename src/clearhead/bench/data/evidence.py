@@ -62,7 +62,15 @@ class Mask:
                 raise InputError(f"a mask must be height × width truth values, not {part.dtype} {part.shape}")
 
 
-Piece = Characters | Region | Mask
+@dataclass(frozen=True)
+class Place:
+    """One unit of a stream by its place, counted from 0: a detector's regions may overlap, their numbers do not."""
+
+    place: int
+    stream: str
+
+
+Piece = Characters | Region | Mask | Place
 
 
 def evidence_units(
@@ -83,19 +91,25 @@ def evidence_units(
     >>> evidence_units(Example("1", "so good", 1, ((Characters(3, 7),),)), units).tolist()
     [False, True]
     """
-    pieces = _pieces(example, alternative)
+    shown = shown_in(example, _pieces(example, alternative), units, view)
+    return (shown > more_than) & ~np.asarray(units.special, dtype=bool)
+
+
+def shown_in(example: Example, pieces: Sequence[Piece], units: Units, view: Box = WHOLE) -> Float[np.ndarray, "unit"]:
+    """How much of each unit the pieces are: a share of a box's area; 1 for text that has some of their characters."""
+    shown = np.zeros(len(units))
     if units.boxes is not None:
-        seen = [piece for piece in pieces if not isinstance(piece, Characters)]
-        found = shares(seen, [_in_picture(box, view) for box in units.boxes if box]) > more_than
-        marked = np.zeros(len(units), dtype=bool)
-        marked[[place for place, box in enumerate(units.boxes) if box]] = found
+        seen = [piece for piece in pieces if isinstance(piece, Region | Mask)]
+        boxed = [place for place, box in enumerate(units.boxes) if box]
+        shown[boxed] = shares(seen, [_in_picture(box, view) for box in units.boxes if box])
     elif units.offsets is not None:
-        marked = _overlapping([piece for piece in pieces if isinstance(piece, Characters)], units)
+        shown[_overlapping([piece for piece in pieces if isinstance(piece, Characters)], units)] = 1
     else:
         raise InputError(
             f"the units of {example.id!r} have no places in a text (they came as model inputs): give the text itself"
         )
-    return marked & ~np.asarray(units.special, dtype=bool)
+    shown[[piece.place for piece in pieces if isinstance(piece, Place) and piece.stream == units.stream]] = 1
+    return shown
 
 
 def _pieces(example: Example, alternative: int | None) -> list[Piece]:
@@ -134,7 +148,7 @@ def _in_picture(box: Box, view: Box) -> Box:
     return (view[0] + box[0] * wide, view[1] + box[1] * high, view[0] + box[2] * wide, view[1] + box[3] * high)
 
 
-def shares(pieces: Sequence[Piece], boxes: Sequence[Box]) -> Float[np.ndarray, "box"]:
+def shares(pieces: "Sequence[Piece]", boxes: Sequence[Box]) -> Float[np.ndarray, "box"]:
     """How much of each box the pieces cover together: exact areas, ignored pixels left out of both sides.
 
     >>> shares([Region((0.0, 0.0, 0.5, 1.0)), Region((0.25, 0.0, 0.75, 1.0))], [(0.5, 0.0, 1.0, 1.0)]).tolist()

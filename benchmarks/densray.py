@@ -1,0 +1,41 @@
+"""How long DensRay takes: plain differences (means and covariances) and normalised ones (all pairs).
+
+    python benchmarks/densray.py [--width 768] [--plain 50000] [--pairs 10000] [--device cpu]
+
+Vectors are random, half of them of each class; one layer. The figures stand for one layer of a model.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+
+from clearhead.concepts.densray import densray
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--plain", type=int, default=50_000)
+    parser.add_argument("--pairs", type=int, default=10_000)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    for normalise, count in ((False, arguments.plain), (True, arguments.pairs)):
+        first, second = (torch.randn(count // 2, arguments.width, generator=generator) for _ in range(2))
+        first, second = first.to(arguments.device), (second + 0.1).to(arguments.device)
+        densray(first[:1000], second[:1000], normalise=normalise)  # the first call also loads what is needed
+        started = time.perf_counter()
+        direction = densray(first, second, normalise=normalise)
+        float(direction.q[0, 0])  # a device has finished when its result is here
+        seconds = time.perf_counter() - started
+        print(
+            json.dumps(
+                {"normalise": normalise, "vectors": count, "width": arguments.width, "seconds": round(seconds, 2)}
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Which methods find what is known to be the reason? The zoo's known-answer models, every method, with intervals.
+
+    python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--count 100]
+        [--figures "minimal average precision"] [--json truth.json]
+
+Prints one table a figure: methods × models, mean [95 % bootstrap interval] · rank. A range of ranks is a tie: those
+methods cannot be told apart on these examples (paired Wilcoxon tests, Holm's correction). "–": does not apply or
+failed; the reasons stand below. `random` and `position` are in every table.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import clearhead
+from clearhead.bench.data import read
+from clearhead.bench.data.known import TASKS
+from clearhead.bench.explaining import applicable, explained, with_controls
+from clearhead.bench.tables import columns, markdown
+from clearhead.bench.truth import FIGURES, Truth
+from clearhead.methods.base import REGISTRY
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(TASKS))
+    parser.add_argument("--methods", default="all")
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--by", default="score")
+    parser.add_argument(
+        "--figures", default="minimal precision,minimal average precision,sufficient average precision,minimal rank"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    names = sorted(REGISTRY) if arguments.methods == "all" else arguments.methods.split(",")
+    protocol = Truth(by=arguments.by)
+    measured, refused = {}, {}
+    for model in arguments.models.split(","):
+        started = time.perf_counter()
+        ex = clearhead.load(f"zoo:{model}")
+        methods, refused[model] = applicable(ex, with_controls(names))
+        examples = list(read("known", task=model, count=arguments.count))
+        measured[model] = []
+        for method in methods:  # one at a time: a method that fails or is slow is seen by name
+            began = time.perf_counter()
+            try:
+                own = explained(ex, examples, [method], protocol)
+            except Exception as problem:
+                refused[model][str(method)] = f"{type(problem).__name__}: {problem}"
+                print(f"{model}: {method} failed: {problem}", file=sys.stderr)
+                continue
+            measured[model] += protocol.measure(ex, examples, own.by_method)
+            print(f"{model}: {method} {time.perf_counter() - began:.1f} s", file=sys.stderr)
+        print(f"{model}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    print(f"protocol truth, settings {protocol.hash}: {json.dumps(protocol.settings)}")
+    for figure in arguments.figures.split(","):
+        table = [c for model in measured for c in columns(model, measured[model], figure, refused[model])]
+        smaller = figure in protocol.smaller_is_better
+        print(f"\n## {figure} ({'smaller' if smaller else 'larger'} is better)\n\n{markdown(table, smaller)}")
+    print("\n## Not measured\n")
+    for model, reasons in refused.items():
+        for method, reason in reasons.items():
+            print(f"- {model}, {method}: {reason}")
+    if arguments.json:
+        rows = [{"model": model, **vars(one)} for model, own in measured.items() for one in own]
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"settings": protocol.settings, "figures": FIGURES, "rows": rows}
+        arguments.json.write_text(json.dumps(content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A run's tables for papers and for other programs: LaTeX and CSV."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from clearhead.bench.reading_back import Finished, Section, Table
+from clearhead.bench.statistics import ranks
+from clearhead.bench.tables import ordered
+
+COLUMNS = ("protocol", "settings", "part", "figure", "better", "method", "mean", "low", "high", "examples", "rank")
+_SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+_SPECIAL |= {"^": r"\textasciicircum{}", "–": "--", "−": "$-$", "×": r"$\times$", "→": r"$\to$", "<": "$<$", ">": "$>$"}
+
+
+def csv_text(run: Finished) -> str:
+    """Every figure of every method, with its interval and its rank; over all examples at once: no interval, no rank."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for section in run.sections:
+        writer.writerows(_lines(section))
+    return out.getvalue()
+
+
+def _lines(section: Section) -> Iterator[list[object]]:
+    for figure in section.figures:
+        for table in section.tables(figure):
+            for column in table.columns:
+                places = ranks(column.values, table.smaller_is_better)
+                for method, found in sorted(column.intervals().items()):
+                    yield [
+                        *(section.name, section.hash, column.name, figure, table.better, method),
+                        *(repr(found.mean), repr(found.low), repr(found.high), found.count, places[method]),
+                    ]
+    for part, by_method in section.overall().items():
+        for method, figures in by_method.items():
+            for figure, value in figures.items():
+                name = f"{figure} (over all examples)"
+                yield [section.name, section.hash, part, name, "larger", method, repr(value), "", "", "", ""]
+
+
+def latex_text(run: Finished) -> str:
+    """A tabular for each headline figure, for the package booktabs; ranks stand behind the bar."""
+    made = [
+        _tabular(section, table)
+        for section in run.sections
+        for figure in section.headline
+        for table in section.tables(figure)
+    ]
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
+
+
+def _tabular(section: Section, table: Table) -> str:
+    head = " & ".join(["method", *(escaped(column.name) for column in table.columns)])
+    intervals = [column.intervals() for column in table.columns]
+    places = [ranks(column.values, table.smaller_is_better) for column in table.columns]
+    methods = list(dict.fromkeys(method for column in table.columns for method in column.values))
+    lines = [
+        f"% {section.name}: {table.figure} ({table.better} is better); mean [95% interval] | rank",
+        rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"\toprule",
+        rf"{head} \\",
+        r"\midrule",
+    ]
+    for method in ordered(methods, intervals, table.smaller_is_better):
+        cells = [
+            f"{str(own[method]).replace('-', '$-$')} $|$ {escaped(place[method])}" if method in own else "--"
+            for own, place in zip(intervals, places, strict=True)
+        ]
+        lines.append(rf"{' & '.join([escaped(method), *cells])} \\")
+    counts = " & ".join(["examples", *(str(len(column.examples)) for column in table.columns)])
+    return "\n".join([*lines, r"\midrule", rf"{counts} \\", r"\bottomrule", r"\end{tabular}", ""])
+
+
+def escaped(text: str) -> str:
+    """
+    >>> escaped("attention_x & 10 %")
+    'attention\\\\_x \\\\& 10 \\\\%'
+    """
+    return "".join(_SPECIAL.get(sign, sign) for sign in text)

@@ -1,0 +1,132 @@
+"""What the model says about altered inputs: each distinct one goes through it once, in full batches of like length."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from clearhead.bench.data.base import Example
+from clearhead.bench.protocol import Protocol
+from clearhead.errors import InputError
+from clearhead.plan import Plan
+from clearhead.recording.scope import at_rest
+from clearhead.subjects.base import Given, How, Sample
+from clearhead.targets import Target, make_target
+
+if TYPE_CHECKING:
+    from clearhead.explainer import Explainer
+
+#: At most so many inputs, and so many units, go through the model at a time; so many inputs wait at most.
+INPUTS, UNITS, WAITING = 128, 2**14, 512
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An example as the model reads it, nothing removed, with the target that says which scores are looked at."""
+
+    example: Example
+    sample: Sample
+    target: Target
+
+
+def read_whole(ex: "Explainer", example: Example, protocol: Protocol) -> Whole:
+    raw = example.input
+    if isinstance(raw, dict) and set(raw) <= {"text", "image", "audio", "regions"}:
+        raw = Given(**raw)
+    made = ex.subject.samples(raw, How(answer=example.answer))
+    wanted = make_target(protocol.target(example), ex.subject.scales[0])
+    if len(made) != 1:
+        raise InputError(f"{example.id!r} holds {len(made)} inputs: a benchmark takes them one by one")
+    sample = ex.subject.completed(made[0], wanted)
+    steps = ex.subject.steps(sample, wanted)
+    if len(steps) != 1:
+        raise InputError(f"{example.id!r} has {len(steps)} targets, and curves follow one: choose it, as Generated(0)")
+    return Whole(example, ex.subject.cut(sample, steps), steps[0])
+
+
+class Looks:
+    """A table from altered inputs to the scores of all classes. `asked` and `passed` count inputs."""
+
+    def __init__(self, ex: "Explainer") -> None:
+        self.ex, self.subject = ex, ex.subject
+        self.table: dict[bytes, Float[np.ndarray, label]] = {}
+        self.waiting: dict[bytes, tuple[Sample, Target]] = {}
+        self.asked = self.passed = 0
+
+    def ask(self, sample: Sample, target: Target) -> bytes:
+        """A ticket: `scores[ticket]` after `finish`."""
+        key = _key(sample, target)
+        self.asked += 1
+        if key not in self.table and key not in self.waiting:
+            self.waiting[key] = (sample, target)
+            if len(self.waiting) >= WAITING:
+                self.finish()
+        return key
+
+    def finish(self) -> None:
+        """Look at whatever waits."""
+        recorder = self.ex.recorder
+        with recorder.lock, at_rest(recorder.model), torch.no_grad():
+            for keys in self._batches():
+                plan = Plan(
+                    self.subject, [self.waiting[key][0] for key in keys], [[self.waiting[key][1]] for key in keys]
+                )
+                with self.subject.scope():
+                    plan.value(self.subject.model(**plan.batch))
+                if plan.scores is None:
+                    raise InputError(f"{self.subject.model_class} gives no scores of classes to follow")
+                rows = plan.scores.double().cpu().numpy()
+                self.table |= dict(zip(keys, rows, strict=True))
+                self.passed += len(keys)
+        self.waiting = {}
+
+    def __getitem__(self, ticket: bytes) -> Float[np.ndarray, "label"]:
+        return self.table[ticket]
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        # a model without a padding token cannot tell the end of the shorter ones
+        exact = getattr(getattr(self.subject.model, "config", None), "pad_token_id", None) is None
+
+        def shape(key: bytes) -> tuple[tuple[Any, ...], int]:
+            sample = self.waiting[key][0]
+            length = sum(len(axis) for axis in sample.axes.values())
+            inputs = {name: tuple(part.shape[1:]) for name, part in sample.inputs.items()}
+            pixels = tuple(getattr(sample.inputs.get("pixel_values"), "shape", ()))
+            alike = (pixels, tuple(sorted(inputs.items())), sample.alike, length if exact else 0)
+            return alike, length
+
+        batch: list[bytes] = []
+        for key in sorted(self.waiting, key=shape):
+            full = len(batch) >= INPUTS or (len(batch) + 1) * shape(key)[1] > UNITS
+            if batch and (full or shape(key)[0] != shape(batch[0])[0]):
+                yield batch
+                batch = []
+            batch.append(key)
+        if batch:
+            yield batch
+
+
+def _key(sample: Sample, target: Target) -> bytes:
+    """The content of an input, and which scores are read: those of a class are the same for all classes."""
+    digest = hashlib.blake2b(f"{target.place}\0{target.mask}".encode(), digest_size=16)
+    for name in sorted(sample.inputs):
+        part = sample.inputs[name].detach().cpu().contiguous()
+        digest.update(f"{name}\0{part.dtype}\0{tuple(part.shape)}\0".encode())
+        digest.update(part.numpy().tobytes())
+    return digest.digest()
+
+
+def log_probabilities(scores: Float[np.ndarray, "label"], multi_label: bool) -> Float[np.ndarray, "label"]:
+    """ln p of each class, without computing p.
+
+    >>> np.exp(log_probabilities(np.array([0.0, 0.0]), False)).tolist()
+    [0.5, 0.5]
+    """
+    if multi_label:
+        return -np.logaddexp(0, -scores)
+    top = scores.max()
+    return np.asarray(scores - top - np.log(np.exp(scores - top).sum()))

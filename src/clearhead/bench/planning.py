@@ -1,0 +1,179 @@
+"""What a run is: which model, data, methods and protocols, cut into chunks that are always the same.
+
+A chunk is the smallest thing that is computed and stored. Which examples share one is fixed by the data alone (of each
+window of consecutive examples those of like length), so that a longer run finds the chunks of a shorter one, and what
+is computed in a chunk does not depend on where a run was stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clearhead.bench.data import DataSet, Example, read
+from clearhead.bench.perturbed import PUBLISHED
+from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
+from clearhead.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from clearhead.explainer import Explainer
+
+#: So many chunks of consecutive examples are sorted by length among themselves.
+WINDOW = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be measured, in words: plain data, that a worker in another process can be handed.
+
+    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk.
+    """
+
+    model: str
+    data: str
+    methods: tuple[str, ...]
+    protocols: tuple[str, ...]
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    split: str | None = None
+    root: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    indices: tuple[int, ...] | None = None
+    chunk: int = 16
+    batch_size: int = 8
+    seed: int = 0
+    device: str | None = None
+
+    def made_protocols(self) -> list[Protocol]:
+        strange = [name for name in self.settings if name not in self.protocols]
+        if strange:
+            raise InputError(f"settings of {', '.join(strange)}, which is none of the protocols of this run")
+        if not self.protocols:
+            raise InputError(f"no protocol was given: there are {', '.join(protocol_names())}")
+        return [named(name, **self.settings.get(name, {})) for name in self.protocols]
+
+    def opened(self) -> DataSet:
+        name, _, task = self.data.partition(":")
+        options = dict(self.options)
+        if name == "known":
+            options |= {"task": task} if task else {}
+            if self.limit is not None:
+                options.setdefault("count", self.limit)
+        data = read(name if name == "known" else self.data, self.split, self.root, **options)
+        if self.indices is not None:
+            data = data.select(self.indices)
+        return data if self.limit is None else data[: self.limit]
+
+
+def protocol_names() -> list[str]:
+    return [*sorted(PROTOCOLS), *PUBLISHED]
+
+
+def named(name: str, **settings: Any) -> Protocol:
+    """A protocol by its name, or published settings by theirs.
+
+    >>> named("te-images").fills
+    ('black',)
+    """
+    if name in PUBLISHED:
+        return replace(PUBLISHED[name], **settings)
+    if name not in PROTOCOLS:
+        raise unknown("protocol", name, protocol_names())
+    return protocol(name, **settings)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One chunk: the places of its examples in the data, and for each protocol the methods that are still missing."""
+
+    key: str
+    places: tuple[int, ...]
+    missing: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def chunks(data: DataSet, size: int) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The places of each chunk's examples, and one word for their content."""
+    if size < 1:
+        raise InputError(f"chunk={size}: it must be at least 1")
+    for start in range(0, len(data), size * WINDOW):
+        window = range(start, min(start + size * WINDOW, len(data)))
+        about = {place: _about(data, place) for place in window}
+        order = sorted(window, key=lambda place: (about[place][0], place))
+        for first in range(0, len(order), size):
+            places = tuple(order[first : first + size])
+            said = json.dumps([about[place][1] for place in places])
+            yield places, hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _about(data: DataSet, place: int) -> tuple[int, list[str]]:
+    """How long an example is (pictures are all alike), and what tells it from others."""
+    example = data[place]
+    digest = hashlib.sha256()
+    _add(digest, [example.input, example.label, example.answer, str(example.target)])
+    texts = example.input if isinstance(example.input, tuple) else (example.input,)
+    return sum(len(text) for text in texts if isinstance(text, str)), [example.id, digest.hexdigest()]
+
+
+def _add(digest: Any, part: Any) -> None:
+    if isinstance(part, Mapping):
+        for name in sorted(part):
+            _add(digest, name)
+            _add(digest, part[name])
+    elif isinstance(part, list | tuple):
+        for one in part:
+            _add(digest, one)
+    elif hasattr(part, "tobytes"):
+        array = np.asarray(part)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    else:
+        digest.update(f"{part!r}\0".encode())
+
+
+def base_key(model: str, content: str, versions: str, job: Job) -> str:
+    """One word for everything that a chunk's figures depend on, but its methods and protocols."""
+    said = json.dumps([model, content, versions, job.batch_size, job.seed])
+    return hashlib.sha256(said.encode()).hexdigest()[:24]
+
+
+def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
+    """The example with its label as the model numbers it: by name, or by number where both have equally many."""
+    if not isinstance(example.label, int) or example.target is not None or not data.labels:
+        return example
+    known = {name.casefold(): index for index, name in ex.labels.items()}
+    name = data.label_name(example.label).casefold()
+    if name in known:
+        return replace(example, label=known[name])
+    same = len(known) == len(data.labels)
+    return example if same else replace(example, label=None)
+
+
+def setting(text: str) -> tuple[str, str, Any]:
+    """A setting as it is typed: protocol, name and value. Values of a tuple are parted by commas.
+
+    >>> setting("perturb-text.fills=mask,delete")
+    ('perturb-text', 'fills', ('mask', 'delete'))
+    >>> setting("truth.seed=3")
+    ('truth', 'seed', 3)
+    """
+    where, equals, value = text.partition("=")
+    name, _, what = where.rpartition(".")
+    if not equals or not name or not what:
+        raise InputError(f"{text!r} is no setting: write PROTOCOL.NAME=VALUE, as perturb-text.fills=mask,delete")
+    before = getattr(named(name), what, None)
+    accepted = list(named(name).settings)
+    if what not in accepted:
+        raise unknown(f"setting of {name}", what, accepted)
+    if isinstance(before, tuple):
+        return name, what, tuple(_value(part.strip()) for part in value.split(",") if part.strip())
+    return name, what, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, true, false or none; anything else is a word."""
+    try:
+        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
+    except ValueError:
+        return text

@@ -1,0 +1,182 @@
+"""A finished run, read back for a report: no model, no data and no GPU, only the folder."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.bench.explaining import CONTROLS
+from clearhead.bench.planning import named
+from clearhead.bench.protocol import Measurement, Protocol
+from clearhead.bench.store import Store
+from clearhead.bench.tables import Column, columns
+from clearhead.errors import ClearheadError, InputError
+
+
+@dataclass(frozen=True)
+class Table:
+    """One figure, a column for each part in which it is better the same way."""
+
+    figure: str
+    smaller_is_better: bool
+    columns: list[Column]
+
+    @property
+    def better(self) -> str:
+        return "smaller" if self.smaller_is_better else "larger"
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """An example that methods are judged by most differently, and who is best and worst on it."""
+
+    example: str
+    part: str
+    best: tuple[str, float]
+    worst: tuple[str, float]
+
+    @property
+    def spread(self) -> float:
+        return abs(self.best[1] - self.worst[1])
+
+
+@dataclass(frozen=True)
+class Section:
+    """One protocol with its settings, and all that was measured by it."""
+
+    name: str
+    hash: str
+    settings: Mapping[str, Any]
+    protocol: Protocol
+    measurements: Sequence[Measurement]
+
+    @property
+    def figures(self) -> list[str]:
+        """Every figure that was measured, the headline's first."""
+        found = dict.fromkeys(name for one in self.measurements for name in one.figures)
+        return [*(name for name in self.protocol.headline if name in found), *(sorted(set(found) - set(self.headline)))]
+
+    @property
+    def headline(self) -> list[str]:
+        there = {name for one in self.measurements for name in one.figures}
+        return [name for name in self.protocol.headline if name in there] or sorted(there)[:1]
+
+    def tables(self, figure: str, measurements: Sequence[Measurement] | None = None) -> Iterator[Table]:
+        """One figure: a table of the parts where more is better, and one of those where less is."""
+        given = self.measurements if measurements is None else measurements
+        for smaller in (False, True):
+            own = [one for one in given if self.protocol.smaller(figure, one.part) == smaller]
+            parts = sorted({one.part for one in own})
+            made = [
+                column for part in parts for column in columns(part, [one for one in own if one.part == part], figure)
+            ]
+            if made:
+                yield Table(figure, smaller, made)
+
+    @cached_property
+    def correct(self) -> list[Measurement]:
+        """Those of examples that were predicted correctly, where some were and some were not."""
+        kept = [one for one in self.measurements if one.figures.get("correct") == 1]
+        return kept if len(kept) < len(self.measurements) else []
+
+    def overall(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By part and method, what is no mean over examples."""
+        groups: dict[tuple[str, str], list[Measurement]] = {}
+        for one in self.measurements:
+            groups.setdefault((one.part, one.method), []).append(one)
+        made: dict[str, dict[str, dict[str, float]]] = {}
+        for (part, method), own in sorted(groups.items()):
+            found = self.protocol.overall(own)
+            if found:
+                made.setdefault(part, {})[method] = found
+        return made
+
+    def disputes(self, figure: str, count: int = 5) -> list[Dispute]:
+        """The examples on which a figure differs most between methods, controls aside."""
+        made = []
+        for table in self.tables(figure):
+            for column in table.columns:
+                rivals = {method: own for method, own in column.values.items() if method not in CONTROLS}
+                for place, example in enumerate(column.examples):
+                    found = [(m, float(own[place])) for m, own in rivals.items() if not np.isnan(own[place])]
+                    found.sort(key=lambda one: (one[1] if table.smaller_is_better else -one[1], one[0]))
+                    if len(found) > 1 and found[0][1] != found[-1][1]:
+                        made.append(Dispute(example, column.name, found[0], found[-1]))
+        return sorted(made, key=lambda one: (-one.spread, one.part, one.example))[:count]
+
+    def curves(self) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+        """By part (and curve) and method: where, and the mean of what was found there."""
+        groups: dict[str, dict[str, list[tuple[Sequence[float], Sequence[float]]]]] = {}
+        for one in self.measurements:
+            for across, ups in (("fraction", ("probability", "accuracy")), ("recall", ("precision",))):
+                for up in ups if across in one.curves else ():
+                    part = groups.setdefault(f"{one.part}: {up} by {across}", {})
+                    part.setdefault(one.method, []).append((one.curves[across], one.curves[up]))
+        return {
+            title: {
+                method: (list(own[0][0]), [float(value) for value in np.mean([y for _, y in own], axis=0)])
+                for method, own in sorted(by_method.items())
+            }
+            for title, by_method in sorted(groups.items())
+        }
+
+
+class Finished:
+    """A run's folder, opened to be told about."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.store = Store(folder)
+        self.about = self.store.about()
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        found: dict[str, list[Any]] = {}
+        for row in self.store.table():
+            found.setdefault(row.settings, []).append(row)
+        if not found:
+            raise InputError(f"the table of {str(self.store.folder)!r} is empty: {self._why_empty()}")
+        return [
+            self._section(settings, rows)
+            for settings, rows in sorted(found.items(), key=lambda own: own[1][0].protocol)
+        ]
+
+    def _section(self, settings: str, rows: Sequence[Any]) -> Section:
+        known = dict(self.about["settings"].get(settings, {}))
+        name = known.pop("protocol", rows[0].protocol)
+        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+        try:
+            protocol = named(name, **tuples)
+        except ClearheadError:  # one of somebody's own, that is not registered here: larger is taken for better
+            protocol = Protocol()
+        return Section(name, settings, known, protocol, [row.measurement for row in rows])
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        return self.store.refused(sorted({path.name.partition("-")[0] for path in self.store.shards.glob("*.parquet")}))
+
+    def _why_empty(self) -> str:
+        return "; ".join(f"{what}: {why}" for what, why in sorted(self.refused.items())) or "it had no examples"
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """By method, the seconds of one explanation alone, where they were taken before the run began."""
+        try:
+            read: dict[str, float] = json.loads((self.store.folder / "costs.json").read_text(encoding="utf-8"))[
+                "methods"
+            ]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return read
+
+    @property
+    def seconds(self) -> float:
+        """What the chunks took, one after the other."""
+        try:
+            lines = (self.store.folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return 0.0
+        return float(sum(json.loads(line)["seconds"] for line in lines))

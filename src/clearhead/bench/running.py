@@ -1,0 +1,151 @@
+"""A run: plan → what is missing → engine → store → table. Stopped at any moment, it goes on where it was.
+
+>>> from clearhead.bench.planning import Job
+>>> run = Run(Job("zoo:logic", "known:logic", ("generic",), ("truth",), limit=4), "RUN")
+>>> run.cost().chunks
+1
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.bench.data import DataSet
+from clearhead.bench.engines import engine
+from clearhead.bench.explaining import method_of, with_controls
+from clearhead.bench.planning import Job, Task, base_key, chunks
+from clearhead.bench.protocol import Measurement, Protocol
+from clearhead.bench.store import Store
+from clearhead.bench.working import Worker, versions
+
+if TYPE_CHECKING:
+    from clearhead.explainer import Explainer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run would still compute. `altered` inputs at most: equal ones go through the model once."""
+
+    examples: int
+    chunks: int
+    chunks_left: int
+    methods: int
+    altered: int
+
+    def __str__(self) -> str:
+        left = f"{self.chunks_left} of {self.chunks} chunks to do"
+        return (
+            f"{self.examples} examples × {self.methods} methods, {left}: one explanation of each, and at most "
+            f"{self.altered:,} altered inputs through the model"
+        )
+
+
+@dataclass
+class Report:
+    """What a run did; counts are of chunks."""
+
+    out: str
+    chunks: int
+    computed: int = 0
+    there_before: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": "clearhead/bench-run", "version": 1, **asdict(self)}
+
+
+class Run:
+    """One job and the folder of its results. `ex` and `data` may be given as objects instead of names."""
+
+    def __init__(self, job: Job, out: str | Path, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
+        self.job, self.store = job, Store(out)
+        self.methods = [str(method) for method in with_controls([method_of(name) for name in job.methods])]
+        self.worker = Worker(job, ex, data)
+
+    @cached_property
+    def plan(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Every chunk: its key and the places of its examples."""
+        said = versions()
+        return [
+            (base_key(self.worker.model, content, said, self.job), places)
+            for places, content in chunks(self.worker.data, self.job.chunk)
+        ]
+
+    @property
+    def wanted(self) -> dict[str, Protocol]:
+        return {settings: made for settings, (_, made) in self.worker.protocols.items()}
+
+    def tasks(self) -> list[Task]:
+        """The chunks in which something is missing."""
+        found = []
+        for key, places in self.plan:
+            there = self.store.has(key)
+            missing = []
+            for settings, made in self.wanted.items():
+                lacking = [method for method in self.methods if method not in there.get(settings, ())]
+                if lacking:
+                    missing.append((settings, tuple(self.methods if made.together else lacking)))
+            if missing:
+                found.append(Task(key, places, tuple(missing)))
+        return found
+
+    def cost(self) -> Cost:
+        tasks = self.tasks()
+        altered = sum(
+            len(task.places) * self.wanted[settings].altered(len(methods))
+            for task in tasks
+            for settings, methods in task.missing
+        )
+        return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered)
+
+    def __call__(
+        self,
+        engine_name: str = "local",
+        workers: int = 1,
+        advance: Callable[[int], None] = lambda examples: None,
+        address: str | None = None,
+    ) -> Report:
+        """Compute what is missing, then write the table; `advance` hears how many examples are through."""
+        run_engine = engine(engine_name, address)
+        self.store.open(self._about())
+        tasks = self.tasks()
+        report = Report(str(self.store.folder), len(self.plan), there_before=len(self.plan) - len(tasks))
+        sizes = {task.key: len(task.places) for task in tasks}
+        advance(len(self.worker.data) - sum(sizes.values()))
+        began = time.perf_counter()
+        for shard in run_engine(self.worker, tasks, workers, address):
+            self.store.write(shard)
+            now = time.perf_counter()
+            self._note(shard.key, sizes[shard.key], now - began)
+            began = now
+            report.computed += 1
+            advance(sizes[shard.key])
+        self.store.write_table([key for key, _ in self.plan], {settings: set(self.methods) for settings in self.wanted})
+        return report
+
+    def measurements(self, settings: str) -> list[Measurement]:
+        """The finished rows of one protocol, by its hash."""
+        return [row.measurement for row in self.store.table() if row.settings == settings]
+
+    def refused(self) -> dict[str, str]:
+        return self.store.refused(key for key, _ in self.plan)
+
+    def _about(self) -> dict[str, Any]:
+        named = {
+            settings: {"protocol": name, **made.settings} for settings, (name, made) in self.worker.protocols.items()
+        }
+        return {
+            "schema": "clearhead/bench",
+            "version": 1,
+            "job": asdict(self.job),
+            "model": self.worker.model,
+            "settings": named,
+            "versions": versions(),
+        }
+
+    def _note(self, key: str, examples: int, seconds: float) -> None:
+        with (self.store.folder / "timings.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"chunk": key, "examples": examples, "seconds": round(seconds, 4)}) + "\n")

@@ -1,0 +1,170 @@
+"""How sure we are: bootstrap intervals, paired tests with Holm's correction, effect sizes, and how many more examples.
+
+Examples are the sample: two methods are compared on the examples that both explained, pair by pair.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from clearhead.errors import InputError
+
+RESAMPLES = 2000
+LEVEL = 0.95
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and where it would lie with other examples of the same kind."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def interval(
+    values: Float[np.ndarray, "example"], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """The mean with its bootstrap interval (percentiles of the means of examples drawn with replacement).
+
+    >>> str(interval(np.array([1.0, 1.0, 1.0])))
+    '1.000 [1.000, 1.000]'
+    """
+    values = np.asarray(values, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return Interval(math.nan, math.nan, math.nan, 0)
+    means = resampled_means(values, resamples, seed)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(values.mean()), float(low), float(high), len(values))
+
+
+def resampled_means(
+    values: Float[np.ndarray, "example"], resamples: int, seed: int, at_once: int = 2**22
+) -> Float[np.ndarray, "resample"]:
+    """A few resamples at a time, so that memory does not grow with the number of examples."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, at_once // len(values))
+    parts = []
+    for start in range(0, resamples, rows):
+        chosen = rng.integers(len(values), size=(min(rows, resamples - start), len(values)))
+        parts.append(values[chosen].mean(1))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two methods differ on the same examples; positive where the first has more.
+
+    p: of Wilcoxon's signed-rank test; holm: the same, corrected for all pairs that were compared
+    effect: the mean difference in standard deviations of the differences (Cohen's d for pairs)
+    more: how many more examples like these would make the difference significant with a power of 0.8; 0 where it
+        is already, None where the methods do not differ at all
+    """
+
+    first: str
+    second: str
+    difference: Interval
+    p: float
+    holm: float
+    effect: float
+    more: int | None
+
+    @property
+    def significant(self) -> bool:
+        return self.holm < ALPHA
+
+
+def paired(
+    one: Float[np.ndarray, "example"], other: Float[np.ndarray, "example"]
+) -> tuple[Float[np.ndarray, "pair"], float, float]:
+    """The differences of those examples that have both, p of the signed-rank test, and the effect size."""
+    differences = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    differences = differences[~np.isnan(differences)]
+    if len(differences) < 2 or not differences.any():
+        return differences, 1.0, 0.0
+    p = float(stats.wilcoxon(differences, zero_method="pratt", method="approx").pvalue)
+    spread = float(differences.std(ddof=1))
+    mean = float(differences.mean())
+    return differences, p, mean / spread if spread else math.copysign(math.inf, mean)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p, kind="stable")
+    corrected, so_far = [0.0] * len(p), 0.0
+    for step, place in enumerate(order):
+        so_far = max(so_far, min(1.0, (len(p) - step) * p[place]))
+        corrected[place] = so_far
+    return corrected
+
+
+def examples_needed(effect: float, alpha: float = ALPHA, power: float = 0.8) -> int | None:
+    """How many pairs show an effect of this size at this level with this power (normal approximation, two-sided).
+
+    >>> examples_needed(0.5), examples_needed(0.0)
+    (32, None)
+    """
+    if effect == 0:
+        return None
+    wanted = stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)
+    return max(2, math.ceil((wanted / effect) ** 2))
+
+
+def differences(values: Mapping[str, Float[np.ndarray, "example"]], seed: int = 0) -> list[Difference]:
+    """Every pair of methods, tested on the examples that both have; NaN marks one that a method has not."""
+    names = list(values)
+    if len({len(own) for own in values.values()}) > 1:
+        raise InputError(
+            "paired tests need the same examples for every method, in one order (NaN where one is missing)"
+        )
+    pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
+    tested = [paired(values[a], values[b]) for a, b in pairs]
+    corrected = holm([p for _, p, _ in tested])
+    found = []
+    for (a, b), (own, p, effect), corrected_p in zip(pairs, tested, corrected, strict=True):
+        more = None
+        if len(own) and own.any():
+            # the level that this pair would have to reach were it the only one left to decide, Holm's factor kept
+            factor = max(1.0, corrected_p / p) if p > 0 else 1.0
+            needed = examples_needed(effect, ALPHA / factor)
+            more = 0 if corrected_p < ALPHA else max(1, (needed or 0) - len(own))
+        found.append(Difference(a, b, interval(own, seed=seed), p, corrected_p, effect, more))
+    return found
+
+
+def ranks(values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better: bool = False) -> dict[str, str]:
+    """Where each method stands: the range of ranks that it shares with those it cannot be told from.
+
+    A method's best rank is one more than the number of methods that are significantly better; its worst is the number
+    of methods minus those that are significantly worse. Written "1", or "2–4" for a tie.
+
+    >>> a = np.linspace(0, 1, 40)
+    >>> ranks({"a": a, "b": a + 0.001 * np.sin(np.arange(40)), "c": a - 0.5})
+    {'a': '1–2', 'b': '1–2', 'c': '3'}
+    """
+    better, worse = dict.fromkeys(values, 0), dict.fromkeys(values, 0)
+    for one in differences(values):
+        if one.significant:
+            first_wins = (one.difference.mean < 0) == smaller_is_better
+            winner, loser = (one.first, one.second) if first_wins else (one.second, one.first)
+            better[loser] += 1
+            worse[winner] += 1
+    said = {}
+    for name in values:
+        best, last = 1 + better[name], len(values) - worse[name]
+        said[name] = str(best) if best == last else f"{best}–{last}"
+    return said

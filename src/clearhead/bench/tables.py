@@ -1,0 +1,99 @@
+"""Tables of methods × models from measurements: means with intervals, ranks only where the examples decide them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from clearhead.bench.protocol import Measurement
+from clearhead.bench.statistics import Interval, interval, ranks
+
+
+@dataclass
+class Column:
+    """One model (and stream): for each method the figure of every example, NaN where it has none."""
+
+    name: str
+    examples: list[str]
+    values: dict[str, Float[np.ndarray, "example"]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def intervals(self, seed: int = 0) -> dict[str, Interval]:
+        return {method: interval(own, seed=seed) for method, own in self.values.items()}
+
+
+def columns(
+    model: str, measurements: Iterable[Measurement], figure: str, refused: Mapping[str, str] | None = None
+) -> list[Column]:
+    """One figure of one model's measurements, a column for each stream that was measured."""
+    by_part: dict[str, dict[str, dict[str, float]]] = {}
+    for one in measurements:
+        if figure in one.figures:
+            by_part.setdefault(one.part, {}).setdefault(one.method, {})[one.example] = one.figures[figure]
+    made = []
+    for part, by_method in by_part.items():
+        examples = sorted({example for own in by_method.values() for example in own})
+        values = {
+            method: np.array([own.get(example, np.nan) for example in examples]) for method, own in by_method.items()
+        }
+        name = model if len(by_part) == 1 else f"{model}, {part}"
+        made.append(Column(name, examples, values, refused or {}))
+    return made
+
+
+def agreement_of_parts(table: Sequence[Column]) -> dict[tuple[str, str], float]:
+    """How far two columns put methods in the same order: Kendall's tau-b of their means.
+
+    With a column for each fill it says whether the verdict depends on what stands where units were removed; a small
+    value means that a ranking by one fill alone says little. Methods that one of the two lacks are left out.
+    """
+    from scipy.stats import kendalltau
+
+    found = {}
+    for place, one in enumerate(table):
+        for other in table[place + 1 :]:
+            shared = [method for method in one.values if method in other.values]
+            means = [[float(np.nanmean(column.values[method])) for method in shared] for column in (one, other)]
+            found[one.name, other.name] = float(kendalltau(*means).statistic) if len(shared) > 1 else float("nan")
+    return found
+
+
+def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
+    """Methods × columns: mean [interval], and the rank; methods that cannot be told apart share a range of ranks."""
+    methods = list(dict.fromkeys(method for column in table for method in [*column.values, *column.refused]))
+    shown = [(column.intervals(), ranks(column.values, smaller_is_better)) for column in table]
+    lines = ["| method | " + " | ".join(column.name for column in table) + " |", "| --- |" + " --- |" * len(table)]
+    for method in ordered(methods, [own for own, _ in shown], smaller_is_better):
+        cells = [
+            f"{intervals[method]} · {places[method]}" if method in intervals else "–" for intervals, places in shown
+        ]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    counts = " | ".join(str(len(column.examples)) for column in table)
+    return "\n".join([*lines, f"| examples | {counts} |"])
+
+
+def plain(by_method: Mapping[str, Mapping[str, float]]) -> str:
+    """Methods × figures that have no interval, the last figure's largest first.
+
+    >>> print(plain({"a": {"mIoU": 0.5}, "b": {"mIoU": 0.75}}))
+    | method | mIoU |
+    | --- | --- |
+    | b | 0.750 |
+    | a | 0.500 |
+    """
+    figures = list(next(iter(by_method.values())))
+    lines = [f"| method | {' | '.join(figures)} |", "| --- |" + " --- |" * len(figures)]
+    for method, own in sorted(by_method.items(), key=lambda one: (-one[1][figures[-1]], one[0])):
+        lines.append(f"| {method} | {' | '.join(f'{own[figure]:.3f}' for figure in figures)} |")
+    return "\n".join(lines)
+
+
+def ordered(methods: Sequence[str], shown: Sequence[Mapping[str, Interval]], smaller_is_better: bool) -> list[str]:
+    """By the mean over those columns that a method has: an order to read by, not a ranking."""
+
+    def mean(method: str) -> float:
+        own = [intervals[method].mean for intervals in shown if method in intervals]
+        return float(np.mean(own)) if own else (np.inf if smaller_is_better else -np.inf)
+
+    return sorted(methods, key=lambda method: (mean(method) if smaller_is_better else -mean(method), method))

@@ -1,0 +1,1 @@
+"""What information flows where: an axis such as gender, layer by layer."""

@@ -1,0 +1,278 @@
+"""An axis such as gender, layer by layer and token by token, in a masked language model.
+
+    DR^l_i     = (h^l_i·q_l − centre_l) / spread_l       which side of the axis token i is on after layer l
+    CAT^l_i    = Σ_k (∂y/∂h^{l−1}_{i,k}) h^{l−1}_{i,k}    what the token, going into layer l, does for the masked word
+    AttCAT^l_i = a^l_i CAT^l_i,  AttDR^l_i = a^l_i DR^l_i,  a^l_i = E_h A^l_{p,i}, p the masked position
+
+Special tokens are seen by the model and left out of the result. Directions have a sign and a zero (`concepts.densray`),
+so layers can be compared and added up.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.bench.statistics import Interval, interval, paired
+from clearhead.bias.similarity import Similarity, similarity
+from clearhead.bias.templates import Template
+from clearhead.concepts.directions import Directions
+from clearhead.concepts.layers import own_calls
+from clearhead.concepts.removal import removed
+from clearhead.concepts.states import states_of
+from clearhead.errors import InputError
+from clearhead.explainer import Explainer
+from clearhead.recording.scope import at_rest
+from clearhead.subjects.base import How
+from clearhead.subjects.masked import MaskedLanguageModel
+from clearhead.targets import MaskedWord
+
+Map = Float[np.ndarray, "layer token"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One sentence: layer × token maps of all quantities, without special tokens.
+
+    The maps of a sentence without a mask that need one (`cat`, `attcat` and their products) are None, and its
+    attention is the mean over all rows.
+    """
+
+    tokens: tuple[str, ...]
+    dr: Map
+    attention: Map
+    cat: Map | None
+    mask: int | None
+
+    @property
+    def attdr(self) -> Map:
+        return self.attention * self.dr
+
+    @property
+    def attcat(self) -> Map | None:
+        return None if self.cat is None else self.attention * self.cat
+
+    @property
+    def drcat(self) -> Map | None:
+        return None if self.cat is None else self.dr * self.cat
+
+    @property
+    def dr_attcat(self) -> Map | None:
+        return None if self.attcat is None else self.dr * self.attcat
+
+    def of(self, name: str) -> Map:
+        found = getattr(self, name)
+        if found is None:
+            raise InputError(f"{name} needs a masked position, and the sentence has none")
+        return np.asarray(found)
+
+    def with_sum(self, name: str) -> Map:
+        """The map with the sum over layers as its last row, all of it divided by its Frobenius norm: for a picture."""
+        whole = np.vstack([self.of(name), self.of(name).sum(0)])
+        return whole / max(float(np.linalg.norm(whole)), 1e-300)
+
+
+def flow(ex: Explainer, directions: Directions, text: str, word: str | None = None, mask: int = 0) -> Flow:
+    """The maps of one sentence; `word` is what the mask is explained for (the predicted one, if left out)."""
+    subject = _masked(ex)
+    layers = range(1, len(own_calls(ex)) + 1)
+    missing = [layer for layer in layers if layer not in directions]
+    if missing:
+        raise InputError(f"there are no directions of layers {missing}: find them with axis_directions(ex, …)")
+    if subject.processor.mask_token not in text:
+        return _without_mask(ex, directions, text, layers)
+    target = MaskedWord(word, mask)
+    tape = ex.record(text, ("attention", "block_input_gradient", "hidden_state"), target)
+    (sample,) = subject.samples(text, How())
+    p = sample.masks[mask]
+    inside = _inside(sample.units.special)
+    states = [call.hidden_state for call in tape.calls]
+    dr = _dr(directions, [part[0] for part in states if part is not None], inside)
+    attention, cat = [], []
+    for call in tape.calls:
+        assert call.attention is not None and call.block_input is not None and call.block_input_gradient is not None
+        attention.append(call.attention[0].mean(0)[p])
+        cat.append((call.block_input[0] * call.block_input_gradient[0]).sum(-1))
+    return Flow(
+        tokens=tuple(sample.units.names[i] for i in inside),
+        dr=dr,
+        attention=_array(attention, inside),
+        cat=_array(cat, inside),
+        mask=inside.index(p),
+    )
+
+
+def _without_mask(ex: Explainer, directions: Directions, text: str, layers: Sequence[int]) -> Flow:
+    (found,) = states_of(ex, [text], layers)
+    subject, sample = _masked(ex), found.sample
+    batch = subject.collate([sample])
+    tape = ex.recorder.record(batch, lambda output: torch.zeros(1), ("attention",), leaves=subject.leaves(batch))
+    inside = _inside(sample.units.special)
+    rows = [call.attention[0].mean(0).mean(0) for call in tape.calls if call.attention is not None]
+    names = tuple(sample.units.names[i] for i in inside)
+    return Flow(names, _dr(directions, [found.states[k] for k in layers], inside), _array(rows, inside), None, None)
+
+
+def _dr(directions: Directions, states: Sequence[Tensor], inside: Sequence[int]) -> Map:
+    return _array([directions[layer].score(part) for layer, part in enumerate(states, 1)], inside)
+
+
+def _array(rows: Sequence[Tensor], inside: Sequence[int]) -> Map:
+    return np.asarray(torch.stack([row[list(inside)].double().cpu() for row in rows]).numpy())
+
+
+def _inside(special: Sequence[bool]) -> list[int]:
+    return [i for i, flag in enumerate(special) if not flag]
+
+
+def _masked(ex: Explainer) -> MaskedLanguageModel:
+    if not isinstance(ex.subject, MaskedLanguageModel) or ex.subject.processor is None:
+        raise InputError(
+            f"{ex.subject.name} is no masked language model with a tokenizer: load one, such as zoo:masked"
+        )
+    return ex.subject
+
+
+@dataclass(frozen=True)
+class Pronouns:
+    """The probabilities of two words at the mask, and with the filler masked, too.
+
+    bias: ln p(a)/p_prior(a) − ln p(b)/p_prior(b) (Kurita et al. 2019); None where there is no filler to mask
+    """
+
+    text: str
+    first: float
+    second: float
+    prior_first: float | None
+    prior_second: float | None
+
+    @property
+    def log_ratio(self) -> float:
+        return float(np.log(self.first) - np.log(self.second))
+
+    @property
+    def bias(self) -> float | None:
+        if self.prior_first is None or self.prior_second is None:
+            return None
+        return self.log_ratio - float(np.log(self.prior_first) - np.log(self.prior_second))
+
+
+def pronouns(
+    ex: Explainer,
+    templates: Sequence[Template],
+    words: tuple[str, str] = ("he", "she"),
+    without: Directions | None = None,
+    batch_size: int = 32,
+) -> list[Pronouns]:
+    """How likely the two words are at the first mask of each sentence; `without`: after removing these directions."""
+    subject = _masked(ex)
+    ids = [subject.label_index(word) for word in words]
+    with at_rest(subject.model), nullcontext() if without is None else removed(ex, without):
+        own = _probabilities(ex, [one.text for one in templates], ids, batch_size)
+        wanted = list(dict.fromkeys(one.prior for one in templates if one.prior is not None))
+        priors = dict(zip(wanted, _probabilities(ex, wanted, ids, batch_size) if wanted else [], strict=True))
+    found = []
+    for one, (first, second) in zip(templates, own, strict=True):
+        prior: tuple[float | None, float | None] = (None, None) if one.prior is None else priors[one.prior]
+        found.append(Pronouns(one.text, first, second, *prior))
+    return found
+
+
+@torch.no_grad()
+def _probabilities(
+    ex: Explainer, texts: Sequence[str], ids: Sequence[int], batch_size: int
+) -> list[tuple[float, float]]:
+    subject = _masked(ex)
+    found: list[tuple[float, float]] = []
+    for start in range(0, len(texts), batch_size):
+        samples = [sample for text in texts[start : start + batch_size] for sample in subject.samples(text, How())]
+        logits = subject.model(**subject.collate(samples)).logits
+        rows = logits[torch.arange(len(samples)), [sample.masks[0] for sample in samples]].double().softmax(-1)
+        found += [(float(row[ids[0]]), float(row[ids[1]])) for row in rows]
+    return found
+
+
+@torch.no_grad()
+def cost(
+    ex: Explainer, texts: Sequence[str], without: Directions, share: float = 0.15, seed: int = 0
+) -> dict[str, Interval]:
+    """What removing costs on the model's own task: the loss at masked tokens, before, after, and the difference."""
+    losses = {}
+    for name, directions in (("before", None), ("after", without)):
+        with at_rest(ex.subject.model), nullcontext() if directions is None else removed(ex, directions):
+            losses[name] = np.array([_loss(ex, text, share, seed) for text in texts])
+    both = {**losses, "difference": losses["after"] - losses["before"]}
+    return {name: interval(values) for name, values in both.items()}
+
+
+def _loss(ex: Explainer, text: str, share: float, seed: int) -> float:
+    subject = _masked(ex)
+    tokens = subject.words.read((text,), How())
+    ids = tokens.inputs["input_ids"]
+    inside = np.array(_inside(tokens.units.special))
+    rng = np.random.default_rng([seed, len(text)])
+    chosen = rng.permutation(inside)[: max(1, round(share * len(inside)))]
+    given = {name: part[None].to(subject.device) for name, part in tokens.inputs.items() if subject.accepts(name)}
+    given["input_ids"] = given["input_ids"].clone()
+    assert subject.mask is not None
+    given["input_ids"][0, chosen] = subject.mask
+    logits = subject.model(**given).logits[0, chosen].double()
+    return float(torch.nn.functional.cross_entropy(logits, ids[chosen].to(logits.device)))
+
+
+def alike(flows: Sequence[Flow], place: int = 3) -> Similarity:
+    """AttCAT against DR, summed over layers, with chance level and permutation test."""
+    return similarity([one.of("attcat").sum(0) for one in flows], [one.dr.sum(0) for one in flows], place)
+
+
+def filler_share(one: Flow, filler: str) -> tuple[float, bool]:
+    """The share of the filler (all its pieces) in Σ|AttCAT| without the mask, and whether it is the largest word."""
+    weights = np.abs(one.of("attcat").sum(0))
+    weights = np.delete(weights, one.mask) if one.mask is not None else weights
+    tokens = [token for i, token in enumerate(one.tokens) if i != one.mask]
+    pieces = _pieces(tokens, filler)
+    if not pieces:
+        raise InputError(f"the filler {filler!r} is not in the sentence: {' '.join(one.tokens)}")
+    own = float(weights[pieces].sum())
+    others = np.delete(weights, pieces)
+    return own / max(float(weights.sum()), 1e-300), bool(own > others.max(initial=0))
+
+
+def _pieces(tokens: Sequence[str], filler: str) -> list[int]:
+    """The run of tokens that spell the filler."""
+    plain = [token.removeprefix("##").removeprefix("Ġ").removeprefix("▁").casefold() for token in tokens]
+    wanted = filler.replace(" ", "").casefold()
+    for start in range(len(plain)):
+        for stop in range(start + 1, len(plain) + 1):
+            if "".join(plain[start:stop]) == wanted:
+                return list(range(start, stop))
+    return []
+
+
+def clearer(
+    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: tuple[str, str] = ("attdr", "dr")
+) -> dict[str, Any]:
+    """Does one map rank the listed words of a sentence higher than another? Reciprocal ranks, their difference, p."""
+    ranks = {
+        name: np.array([_reciprocal(one, own, name) for one, own in zip(flows, listed, strict=True)]) for name in maps
+    }
+    _, p, effect = paired(ranks[maps[0]], ranks[maps[1]])
+    means: dict[str, Any] = {name: interval(values) for name, values in ranks.items()}
+    return means | {"difference": interval(ranks[maps[0]] - ranks[maps[1]]), "p": p, "effect": effect}
+
+
+def _reciprocal(one: Flow, listed: Sequence[int], name: str) -> float:
+    weights = np.abs(one.of(name).sum(0))
+    best = max(weights[list(listed)])
+    return 1 / (1 + int((weights > best).sum()))
+
+
+def pair_score(one: Flow, first: int, second: int, name: str = "dr") -> float:
+    """How far apart two tokens of a sentence lie on the axis: the first minus the second, summed over layers."""
+    sums = one.of(name).sum(0)
+    return float(sums[first] - sums[second])

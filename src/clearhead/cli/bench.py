@@ -1,0 +1,178 @@
+"""`clearhead bench`: methods × protocols on a data set, resumable, into a folder of Parquet files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli import options as opt
+from clearhead.cli import output as put
+from clearhead.cli import process
+from clearhead.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.bench.running import Run
+
+EXAMPLES = (
+    "clearhead bench --model zoo:logic --data known:logic --methods generic,grad-sam --protocols truth --out runs/a",
+    "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images,segmentation --limit 100 "
+    "--set perturb-images.fills=black,blur --out runs/pets",
+    "clearhead bench --model zoo:rationale --data eraser-movies --split test --root data --protocols rationales,eraser "
+    "--out runs/movies",
+    "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images --engine ray --workers 4 "
+    "--address auto --out runs/pets",
+)
+
+REPORTS = ("clearhead report runs/pets", "clearhead report runs/pets --out paper")
+
+
+def bench(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="zoo:NAME, a folder, or a hub name.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a task of the zoo with "
+            "known answers, or the path of a table or a folder of pictures.",
+        ),
+    ],
+    protocols: Annotated[
+        str, typer.Option(metavar="NAME,…", help="What is measured; published settings go by their names, too.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="RUN", help="The folder of the run. The same command goes on where it stopped.")
+    ],
+    methods: Annotated[
+        str, typer.Option(metavar="NAME,…", help="The methods; random and position are always among them.")
+    ] = "generic",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PROTOCOL.NAME=VALUE", help="A setting of a protocol; may be given again."),
+    ] = None,
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="Which part of the data.")] = None,
+    root: Annotated[str | None, typer.Option(metavar="DIR", help="The folder that holds data sets.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N examples.")] = None,
+    indices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="local, processes on this machine, or ray, here or on a cluster.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many processes, or actors of Ray.")] = 2,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster (or auto); without it, one is started here."),
+    ] = None,
+    chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Examples that are computed and stored at once.")] = 16,
+    batch_size: opt.BatchSize = 8,
+    seed: opt.Seed = 0,
+    device: opt.Device = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Measure how true and how faithful explanations are.
+
+    Results are Parquet files, one row for each example, method, protocol and setting. A run that was stopped, or asked
+    for more, computes what is missing and nothing else. A method's rank is shown only as far as the examples decide it.
+    """
+    from clearhead.bench.engines import engine as engine_named
+    from clearhead.bench.planning import Job, setting
+    from clearhead.bench.predicting import keep, predicted
+    from clearhead.bench.running import Run
+
+    engine_named(engine, address)  # an unknown one is told before the model is opened
+    chosen: dict[str, dict[str, object]] = {}
+    for text in settings or []:
+        name, what, value = setting(text)
+        chosen.setdefault(name, {})[what] = value
+    job = Job(
+        model=model,
+        data=data,
+        methods=tuple(str(method) for method in opt.methods([methods], [])),
+        protocols=tuple(name.strip() for name in protocols.split(",") if name.strip()),
+        settings=chosen,
+        split=split,
+        root=root,
+        limit=limit,
+        indices=None if indices is None else _numbers(indices),
+        chunk=chunk,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+    )
+    run = Run(job, out)
+    with put.waiting("planning"):
+        cost = run.cost()
+        expected = predicted(run, 1 if engine == "local" else workers)
+    if not as_json:
+        print(cost if expected is None else f"{cost}; {expected}")
+    try:
+        with put.progress(cost.examples) as advance:
+
+            def advance_or_stop(examples: int) -> None:
+                advance(examples)
+                if process.STATE.interrupted:
+                    raise KeyboardInterrupt
+
+            report = run(engine, workers, advance_or_stop, address)
+        if expected is not None:
+            keep(run, expected)
+    except KeyboardInterrupt:
+        raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
+    if as_json:
+        put.print_json({**report.to_dict(), "refused": run.refused()})
+    else:
+        _show(run)
+        print(f"{report.computed} chunks computed, {report.there_before} were there before: {out / 'table.parquet'}")
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the three files go. Default: into the run's folder.")
+    ] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a finished run as one HTML page (report.html), a LaTeX table (tables.tex) and a CSV table (tables.csv).
+
+    No model, no data and no GPU is needed: everything is in the run's folder.
+    """
+    from clearhead.bench.exporting import csv_text, latex_text
+    from clearhead.bench.page import page
+    from clearhead.bench.reading_back import Finished
+    from clearhead.files import whole
+
+    found = Finished(run)
+    texts = {"report.html": page(found), "tables.tex": latex_text(found), "tables.csv": csv_text(found)}
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    if as_json:
+        put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": [str(folder / n) for n in texts]})
+    else:
+        print("\n".join(f"wrote {folder / name}" for name in texts))
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    try:
+        return tuple(int(line) for line in path.read_text(encoding="utf-8").split())
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{str(path)!r} does not list numbers, one a line ({problem})") from None
+
+
+def _show(run: "Run") -> None:
+    """The headline of each protocol; then what is no mean over examples; then what could not be measured."""
+    from clearhead.bench.reading_back import Section
+    from clearhead.bench.tables import markdown, plain
+
+    for settings, (name, protocol) in run.worker.protocols.items():
+        section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
+        for table in (table for figure in protocol.headline for table in section.tables(figure)):
+            shown = markdown(table.columns, table.smaller_is_better)
+            print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
+        for part, by_method in section.overall().items():
+            print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
+    for what, why in sorted(run.refused().items()):
+        print(f"\nnot measured: {what}: {why}")
+    print()

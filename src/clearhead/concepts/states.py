@@ -1,0 +1,131 @@
+"""The hidden states of inputs at chosen layers, with the gradient of a target where one is asked for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.batches import batches_of
+from clearhead.concepts.layers import layer_number, own_calls
+from clearhead.errors import InputError
+from clearhead.explainer import Explainer
+from clearhead.plan import Plan
+from clearhead.recording.tape import Call
+from clearhead.subjects.base import How, Sample
+from clearhead.subjects.text import TextSubject
+from clearhead.targets import TargetLike, make_target
+
+#: One vector for each unit of an input.
+Own = Float[Tensor, "unit model"]
+
+
+@dataclass
+class Found:
+    """What one input left at the layers that were asked for."""
+
+    sample: Sample
+    states: dict[int, Own]
+    gradients: dict[int, Own]
+    logits: Float[Tensor, "label"] | None = None
+
+
+def read(ex: Explainer, raw: Any, how: How | None = None) -> list[Sample]:
+    """An input as it is. A masked language model also takes a text without a mask: its states need none."""
+    subject, how = ex.subject, how or How()
+    if subject.masked and isinstance(subject, TextSubject) and isinstance(raw, str):
+        tokens = subject.words.read((raw,), how)
+        known = {name: part for name, part in tokens.inputs.items() if subject.accepts(name)}
+        mask: int | None = getattr(subject, "mask", None)
+        masks = [place for place, token in enumerate(known["input_ids"].tolist()) if token == mask]
+        return [Sample.of(known, tokens.units, dropped=tokens.dropped, masks=tuple(masks))]
+    return subject.samples(raw, how)
+
+
+def states_of(
+    ex: Explainer,
+    inputs: Sequence[Any],
+    layers: Sequence[int],
+    *,
+    target: TargetLike = None,
+    gradient: bool = False,
+    stream: str | None = None,
+    batch_size: int = 16,
+) -> list[Found]:
+    """The states h^k of every input, in order; with `gradient`, also those of the target's number."""
+    samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
+    if gradient:
+        wanted = make_target(target, ex.subject.scales[0])
+        samples = [ex.subject.completed(sample, wanted) for sample in samples]
+    if not samples:
+        raise InputError("there are no inputs to read states of")
+    found: dict[int, Found] = {}
+    for places, part in _parts(ex, samples, layers, target, gradient, stream, batch_size):
+        found |= dict(zip(places, part, strict=True))
+    return [found[i] for i in range(len(samples))]
+
+
+@torch.inference_mode(False)
+def _parts(
+    ex: Explainer,
+    samples: list[Sample],
+    layers: Sequence[int],
+    target: TargetLike,
+    gradient: bool,
+    stream: str | None,
+    batch_size: int,
+) -> Iterator[tuple[list[int], list[Found]]]:
+    own, stream = own_calls(ex, stream), stream or ex.subject.stream
+    numbers = [layer_number(layer, len(own)) for layer in layers]
+    calls = sorted({own[max(0, number - 1)] for number in numbers})
+    suffix = "_gradient" if gradient else ""
+    asks = [f"{'hidden_state' if number else 'block_input'}{suffix}" for number in numbers]
+    for places in batches_of(samples, batch_size):
+        part = [samples[i] for i in places]
+        if gradient:
+            plan = _plan(ex, part, target)
+            batch, leaves, value = plan.batch, plan.leaves, plan.value
+        else:
+            batch = ex.subject.collate(part)
+            leaves, value = ex.subject.leaves(batch), partial(_no_target, len(part))
+        tape = ex.recorder.record(batch, value, set(asks), leaves=leaves, places=calls)
+        scores = plan.scores if gradient else None
+        kept = dict(zip(calls, tape.calls, strict=True))
+        yield places, [_found(i, sample, numbers, kept, own, stream, scores) for i, sample in enumerate(part)]
+
+
+def _plan(ex: Explainer, samples: Sequence[Sample], given: TargetLike) -> Plan:
+    target = make_target(given, ex.subject.scales[0])
+    steps = [ex.subject.steps(sample, target) for sample in samples]
+    if any(len(own) > 1 for own in steps):
+        raise InputError(
+            "the target has several steps, and a gradient is of one: choose one, as clearhead.Generated(0)"
+        )
+    return Plan(ex.subject, samples, steps)
+
+
+def _no_target(count: int, output: Any) -> Float[Tensor, "batch"]:
+    return torch.zeros(count)
+
+
+def _found(
+    i: int,
+    sample: Sample,
+    numbers: Sequence[int],
+    kept: dict[int, Call],
+    own: Sequence[int],
+    stream: str,
+    scores: Tensor | None,
+) -> Found:
+    length = len(sample.axes[stream])
+    states, gradients = {}, {}
+    for number in dict.fromkeys(numbers):
+        call, name = kept[own[max(0, number - 1)]], "hidden_state" if number else "block_input"
+        states[number] = getattr(call, name)[i, :length].clone()
+        there = getattr(call, f"{name}_gradient")
+        if there is not None:
+            gradients[number] = there[i, :length].clone()
+    return Found(sample, states, gradients, None if scores is None else scores[i])

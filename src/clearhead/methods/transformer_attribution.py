@@ -1,0 +1,112 @@
+"""Transformer Attribution: relevance of attention times its gradient, gathered layer by layer.
+
+    Ā_l = E_h[(∂y/∂A_l ⊙ P_l)⁺],     R = (I + Ā_{L-1}) ⋯ (I + Ā_s),     r = w · (R − I)
+
+P_l is the relevance of A_l by the authors' rules of relevance propagation (`rules/relevance.py`). The read-out row
+alone is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise`
+each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: what is left of w is in the
+scores, and in the share of the first layer.
+
+Where streams look at each other (co-attention, encoder–decoders), as in the authors' comparisons: R gathers what a
+stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.methods.base import Scores, across, of_authors, push, register
+from clearhead.methods.under_rules import PATENTS, UnderRules, UnderRulesAcross
+from clearhead.recording.tape import Call, Tape
+from clearhead.rules.relevance import Relevance
+
+
+@register(
+    "transformer-attribution",
+    kind="rules",
+    family="relevance",
+    asks=("attention_gradient",),
+    cost="two forward and two backward, one of them under rules",
+    citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
+    signed=False,
+    target="any",
+    has=("layers", "heads", "rows"),
+    parts="contributions",
+    note=PATENTS,
+    amplifies=1e4,
+)
+class TransformerAttribution(UnderRules):
+    normalise: bool = False
+    rules: Literal["ours", "orig"] = "ours"
+    mask: bool = of_authors(False)
+
+    beside = True
+
+    @property
+    def family(self) -> Relevance:
+        return Relevance(self.rules, mask=self.mask)
+
+    def begin(self) -> None:
+        self.rows = self.own = self.frame.readout
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+        relevance = positive(call)
+        if self.normalise:
+            self._divide(1 + relevance.mean(1).sum(-1))
+        added = push(self.rows, relevance)
+        self.rows = self.rows + added.sum(1)
+        return added
+
+    def _divide(self, sums: Float[Tensor, "batch unit"]) -> None:
+        """All that was gathered so far goes through the rows of this layer, too."""
+        self.rows, self.own = self.rows / sums[:, None], self.own / sums[:, None]
+        self.parts = [part / sums[:, None, None] for part in self.parts]
+
+    def finish(self, tape: Tape) -> Scores:
+        if self.normalise:
+            self.parts[-1] = self.parts[-1] + self.own[:, None] / self.parts[-1].shape[1]
+        return super().finish(tape)
+
+
+@across("transformer-attribution")
+class TransformerAttributionAcross(UnderRulesAcross):
+    normalise: bool = False
+    rules: Literal["ours", "orig"] = "ours"
+    mask: bool = of_authors(False)
+
+    beside = True
+
+    @property
+    def family(self) -> Relevance:
+        return Relevance(self.rules, mask=self.mask)
+
+    def begin(self) -> None:
+        self.within = {}
+        for stream, frame in self.frames.items():
+            self.within[stream] = TransformerAttribution(frame=frame)
+            self.within[stream].normalise = self.normalise
+        self.seen: dict[tuple[str, str], Float[Tensor, "batch row unit"]] = {}
+
+    def visit(self, call: Call) -> None:
+        looks, seen = call.query_stream, call.key_stream
+        if looks == seen:
+            self.within[looks].fold(call)
+        elif (looks, seen) not in self.seen:  # calls come from the last to the first
+            self.seen[looks, seen] = push(self.frames[looks].readout, positive(call)).sum(1)
+
+    def finish(self, tape: Tape) -> dict[str, Scores]:
+        rows = {
+            stream: fold.finish(tape).scores if fold.parts else torch.zeros_like(fold.frame.readout)
+            for stream, fold in self.within.items()
+        }
+        for (_, seen), row in self.seen.items():
+            rows[seen] = rows[seen] + row
+        return {stream: Scores(row) for stream, row in rows.items()}
+
+
+def positive(call: Call) -> Float[Tensor, "batch head query key"]:
+    """(∂y/∂A ⊙ P)⁺."""
+    assert call.relevance is not None and call.attention_gradient is not None
+    return (call.attention_gradient * call.relevance).clamp_(min=0)

@@ -1,0 +1,68 @@
+"""What methods are handed: each kind of ask turns the declarations of its methods into the fewest passes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clearhead.budget import passes_of
+from clearhead.methods.base import Method, Scores
+from clearhead.passes import reference, rules, values
+from clearhead.passes.edits import from_edits
+from clearhead.passes.path import from_path
+from clearhead.passes.reference import from_reference
+from clearhead.passes.rules import from_rules
+from clearhead.passes.values import from_values
+from clearhead.plan import Plan, Reading, recorded
+from clearhead.recording.recorder import Recorder
+from clearhead.recording.self_test import SelfTest
+from clearhead.recording.tape import Asks
+from clearhead.subjects.base import Sample, Subject
+
+#: One batch, the methods of one kind → for each method, the scores along each axis.
+Run = Callable[[Recorder, Plan, Sequence[Reading], SelfTest], list[dict[str, Scores]]]
+#: A recorder that was tested, its subject, the sample it was tested on, the method.
+WhyNot = Callable[[Recorder, Subject, Sample, Method], str | None]
+
+
+def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
+    """One recorded pass for all of them, folded call by call."""
+    asks: Asks = frozenset().union(*(reading.asks for reading in readings))
+    tape = plan.arranged(recorded(recorder, plan, readings, tested, asks))
+    return [reading.finish(tape) for reading in readings]
+
+
+def _can(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How methods of one kind are run, and why one of them cannot speak for a model (None if it can)."""
+
+    run: Run
+    why_not: WhyNot = _can
+
+
+KINDS: dict[str, Kind] = {
+    "tape": Kind(from_tape),
+    "path": Kind(from_path),
+    "rules": Kind(from_rules, rules.why_not),
+    "reference": Kind(from_reference, reference.why_not),
+    "edits": Kind(from_edits),
+    "values": Kind(from_values, values.why_not),
+}
+
+
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    """Why what a method is handed cannot be had from this model; None if it can."""
+    return KINDS[method.kind].why_not(recorder, subject, sample, method)
+
+
+def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
+    """All methods on one batch, those of one kind together, in the order in which they were asked for."""
+    found: dict[int, dict[str, Scores]] = {}
+    for kind in dict.fromkeys(reading.method.kind for reading in readings):
+        places = [i for i, reading in enumerate(readings) if reading.method.kind == kind]
+        with passes_of(kind, len(plan.samples), plan.width):
+            parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
+        found |= dict(zip(places, parts, strict=True))
+    return [found[i] for i in range(len(readings))]

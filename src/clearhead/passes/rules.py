@@ -1,0 +1,186 @@
+"""The kind "rules": a pass whose operations are differentiated by other rules, beside an ordinary one where asked for.
+
+Calls come with `relevance`, what arrives at their attention under the rules, and, for a method that is `beside`, with
+the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under the rules.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.errors import Refusal
+from clearhead.methods.base import Method, Scores
+from clearhead.methods.under_rules import ByRules
+from clearhead.plan import Plan, Reading
+from clearhead.recording.recorder import Recorder
+from clearhead.recording.scope import at_rest, starting
+from clearhead.recording.self_test import TOLERANCE, SelfTest
+from clearhead.recording.tape import Asks, Call, Tape
+from clearhead.rules.family import Family, NoRule
+from clearhead.rules.mode import Rules, under
+from clearhead.subjects.base import Sample, Subject
+from clearhead.targets import Target
+
+#: For each recorder, the families of rules under which its model was seen to compute what it always computes.
+_checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
+#: For each recorder, method and choice of rules.
+_trials: "WeakKeyDictionary[Recorder, dict[tuple[str, str | None], Trial]]" = WeakKeyDictionary()
+
+
+def from_rules(
+    recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest
+) -> list[dict[str, Scores]]:
+    """One pass for each family of rules, and an ordinary one for all methods that compare."""
+    families = list(dict.fromkeys(_fold(reading).family for reading in readings))
+    tapes: dict[Family, Tape] = {}
+    kept: dict[tuple[Family, str, str, int], Float[Tensor, "batch head query key"]] = {}
+    for family in families:
+        own = [reading for reading in readings if _fold(reading).family == family]
+
+        def visit(call: Call, family: Family = family, own: Sequence[Reading] = own) -> None:
+            if any(_fold(reading).beside for reading in own) and call.attention_gradient is not None:
+                kept[family, *_place(call)] = call.attention_gradient
+            for reading in own:
+                if not _fold(reading).beside:
+                    reading.visit(replace(call, relevance=call.attention_gradient, attention_gradient=None))
+
+        with _refusing(own, plan):
+            with _multiplying(plan, family):
+                tapes[family] = plan.arranged(_pass(_under(recorder, family, plan.size), plan, own, tested, visit))
+            _check(recorder, plan, family)
+    compare = [reading for reading in readings if _fold(reading).beside]
+    if compare:
+
+        def visit_beside(call: Call) -> None:
+            for reading in compare:
+                if reading.wants(*_place(call)):
+                    reading.visit(replace(call, relevance=kept[_fold(reading).family, *_place(call)]))
+            for family in families:
+                kept.pop((family, *_place(call)), None)
+
+        _pass(recorder, plan, compare, tested, visit_beside)
+    return [reading.finish(tapes[_fold(reading).family]) for reading in readings]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one forward pass of one sample, twice in a batch, showed: why a model cannot run under a method's rules
+    (None if it can), and whether samples of a batch stay apart under them."""
+
+    why_not: str | None
+    keeps_apart: bool
+
+
+def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:
+    return trial(recorder, subject, sample, method).why_not
+
+
+def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> Trial:
+    """Made once for each method and choice of rules."""
+    known, key = _trials.setdefault(recorder, {}), (method.name, method.option("rules"))
+    if key not in known:
+        assert recorder.tested is not None
+        plan = Plan(subject, [sample, sample], [[Target(lambda output: output)]] * 2)
+        family = _fold(Reading(method, plan, recorder.tested)).family.twice()
+        why_not = None
+        with (
+            recorder.lock,
+            at_rest(recorder.model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            starting(recorder.learned),
+        ):
+            try:
+                _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
+            except NoRule as problem:
+                why_not = f"in {subject.model_class}, {problem}"
+        known[key] = Trial(why_not, family.keeps_apart)
+    return known[key]
+
+
+def _fold(reading: Reading) -> ByRules:
+    return cast(ByRules, reading.any_fold)
+
+
+def _place(call: Call) -> tuple[str, str, int]:
+    return call.query_stream, call.key_stream, call.layer
+
+
+def _under(recorder: Recorder, family: Family, size: int) -> Recorder:
+    """The same recorder, whose passes are differentiated by these rules."""
+    ruled = copy(recorder)
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        with recorder.scope(), under(recorder.model, family, size):
+            yield
+
+    ruled.scope = scope
+    return ruled
+
+
+@contextmanager
+def _multiplying(plan: Plan, family: Family) -> Iterator[None]:
+    """Scores that are products of what the model puts out (a cosine) are made by these rules, too."""
+    plan.multiplying = partial(Rules, family, plan.size)
+    try:
+        yield
+    finally:
+        plan.multiplying = nullcontext
+
+
+def _pass(
+    recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest, visit: Callable[[Call], None]
+) -> Tape:
+    asks: Asks = frozenset().union(*(reading.asks for reading in readings))
+    places = [
+        i
+        for i, place in enumerate(tested.places)
+        if any(reading.wants(place.query_stream, place.key_stream, place.layer) for reading in readings)
+    ]
+    device = plan.subject.device
+    return recorder.run(
+        plan.batch,
+        plan.value,
+        asks,
+        lambda call: visit(call.to(device)),
+        leaves=plan.leaves,
+        places=places,
+        rows=plan.rows,
+    )
+
+
+def _check(recorder: Recorder, plan: Plan, family: Family) -> None:
+    """The first time: the rules change how a pass is differentiated, and must not change what it computes."""
+    if family in _checked.setdefault(recorder, set()):
+        return
+    ruled = plan.values
+    real = recorder.run(plan.batch, plan.value, (), leaves=plan.leaves).value
+    assert real is not None
+    gap = float((ruled - real.flatten()).abs().max() / real.abs().max().clamp(min=1e-12))
+    if not gap <= TOLERANCE.get(real.dtype, 1e-4):
+        raise NoRule(f"its output changes by {gap:.1e} (relative) under {family.name}")
+    _checked[recorder].add(family)
+
+
+@contextmanager
+def _refusing(readings: Sequence[Reading], plan: Plan) -> Iterator[None]:
+    """Say for whom an operation has no rule, or changes in place what a rule needs afterwards."""
+    subject, name = plan.subject, readings[0].method.name
+    try:
+        yield
+    except NoRule as problem:
+        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {problem}") from None
+    except RuntimeError as problem:
+        if "inplace operation" not in str(problem):
+            raise
+        why = "an operation in place changes what a rule of relevance propagation needs"
+        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {why}") from problem

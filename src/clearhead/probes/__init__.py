@@ -1,0 +1,22 @@
+"""Attention put to the test: does the answer hang on it, and does it agree with other evidence?"""
+
+from clearhead.probes.attacking import adversary
+from clearhead.probes.correlating import correlation
+from clearhead.probes.flattening import uniform
+from clearhead.probes.per_head import heads
+from clearhead.probes.permuting import permutation
+from clearhead.probes.results import ProbeResult
+from clearhead.probes.skipping import skips
+from clearhead.probes.viewing import AttentionView, view
+
+__all__ = [
+    "AttentionView",
+    "ProbeResult",
+    "adversary",
+    "correlation",
+    "heads",
+    "permutation",
+    "skips",
+    "uniform",
+    "view",
+]

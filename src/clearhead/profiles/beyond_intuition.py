@@ -1,0 +1,186 @@
+"""transformerinterp (Chen et al., TMLR 2023): the `bi_*` profiles."""
+
+from clearhead.profiles.base import Profile, Settings, register_profile
+from clearhead.profiles.finishes import (
+    mm_clip_scores,
+    own_entry_zero,
+    rows_added,
+    specials_dropped,
+    specials_dropped_scaled,
+    with_identity,
+)
+from clearhead.profiles.kinds import PICTURES, TEXTS, TOWERS
+
+_BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
+#: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
+_BI_LAYERS = "The layers are those of their scripts for ViT-B where layers= is not given (H: 3 on, C: 6 on, of 12). "
+#: What they compare with, on a model that reads its class token.
+_VIT_OTHERS = {
+    "rollout": Settings({"layers": (1, None)}, finish=specials_dropped),
+    "attention": Settings(finish=specials_dropped_scaled),
+    "attention-gradcam": Settings({"region": "row"}, finish=specials_dropped_scaled),
+}
+_VIT_DIFFERS = (
+    "The class token is cut off. Rollout leaves out the first layer; raw attention and GradCAM, which weighs heads by "
+    "the gradients of the row that is read, are brought to 0…1."
+)
+_BERT_OTHERS = {
+    "generic": Settings({"layers": (-1, None)}, finish=own_entry_zero),
+    "transformer-attribution": Settings({"rules": "orig", "normalise": True, "mask": True}, finish=own_entry_zero),
+    "partial-lrp": Settings({"mask": True}, finish=own_entry_zero),
+    "attention": Settings(finish=own_entry_zero),
+    "rollout": Settings(finish=own_entry_zero),
+    "attention-gradcam": Settings({"scaled": True}, finish=own_entry_zero),
+}
+_BERT_DIFFERS = (
+    "; padding is part of the maps; the score of [CLS] is set to zero. Generic Attention of the last layer alone; "
+    "Transformer Attribution of all layers, by the rules that its authors compare with, rows divided by their sums; a "
+    "mask is added to attention also where nothing is masked, and takes its 1e-9 of the relevance; GradCAM's whole map "
+    "is brought to 0…1 before its row is read."
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_h",
+        fits=(PICTURES,),
+        source=_BI,
+        differs=_BI_LAYERS + _VIT_DIFFERS,
+        methods={"beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped), **_VIT_OTHERS},
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_c",
+        fits=(PICTURES,),
+        source=_BI,
+        differs=_BI_LAYERS + _VIT_DIFFERS,
+        methods={"beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped), **_VIT_OTHERS},
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_mae",
+        fits=(PICTURES,),
+        source=_BI,
+        differs=_BI_LAYERS + "For models that average their patches: the mean of the patches' rows; the class token is "
+        "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores. "
+        "Rollout leaves out the first layer. Raw "
+        "attention and GradCAM are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped),
+            "beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped),
+            "generic": Settings({"fusion": "mean-clamp"}, finish=with_identity),
+            "rollout": Settings({"layers": (1, None)}, finish=specials_dropped),
+            "attention": Settings({"by_query": True}, finish=specials_dropped_scaled),
+            "attention-gradcam": Settings({"by_query": True}, finish=specials_dropped_scaled),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_vit_dino",
+        fits=(PICTURES,),
+        source=_BI,
+        differs=_BI_LAYERS + "For models that read the class token beside the mean of the patches: the two rows are "
+        "added, which is twice our mean of them; the class token is cut off.",
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20}, finish=rows_added),
+            "beyond-intuition-token": Settings({"steps": 20}, finish=rows_added),
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_ga",
+        fits=(
+            PICTURES,
+            TEXTS,
+        ),
+        source=_BI,
+        differs="Generic Attention as their code for ViT has it: heads are averaged before the clamp, which is another "
+        "explanation; all layers (their perturbation script leaves out the first: layers=(1, None)); the class token "
+        "is cut off. For BERT: heads as published, the last layer alone; padding is part of the maps; the score of "
+        "[CLS] is set to zero.",
+        methods={"generic": Settings({"fusion": "mean-clamp"}, finish=specials_dropped)},
+        texts={"generic": Settings({"layers": (-1, None)}, finish=own_entry_zero)},
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_bert_h",
+        fits=(TEXTS,),
+        source=_BI,
+        differs="The last layer alone" + _BERT_DIFFERS,
+        methods={
+            "beyond-intuition-head": Settings({"steps": 20, "layers": (-1, None)}, finish=own_entry_zero),
+            **_BERT_OTHERS,
+        },
+        padding=True,
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_bert_c",
+        fits=(TEXTS,),
+        source=_BI,
+        differs="The last four layers" + _BERT_DIFFERS,
+        methods={
+            "beyond-intuition-token": Settings({"steps": 20, "layers": (-4, None)}, finish=own_entry_zero),
+            **_BERT_OTHERS,
+        },
+        padding=True,
+    )
+)
+
+_BI_CLIP = (
+    "The last layer of each tower alone, as in their evaluation{more}; the logit with its scale instead of the cosine; "
+    "words are scaled as they are looked up, before positions are added; special tokens are dropped, and the scores of "
+    "a text are divided by their sum. (Their notebook forgets to scale the picture; this is their evaluation's code.) "
+    "Raw attention, rollout and GradCAM they have of the picture alone; GradCAM weighs heads by the gradients of the "
+    "row that is read, and is brought to 0…1 (theirs over all pictures of a batch together, here each by itself)."
+)
+_CLIP_OTHERS = {
+    "generic": Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores),
+    "attention": Settings(scale="logit", finish=mm_clip_scores),
+    "rollout": Settings(scale="logit", finish=mm_clip_scores),
+    "attention-gradcam": Settings({"region": "row"}, scale="logit", finish=specials_dropped_scaled),
+}
+
+register_profile(
+    Profile(
+        name="bi_clip_h",
+        fits=(TOWERS,),
+        source=_BI,
+        differs=_BI_CLIP.format(more=""),
+        methods={
+            "beyond-intuition-head": Settings(
+                {"steps": 20, "layers": (-1, None), "lookups": True}, scale="logit", finish=mm_clip_scores
+            ),
+            **_CLIP_OTHERS,
+        },
+    )
+)
+
+register_profile(
+    Profile(
+        name="bi_clip_c",
+        fits=(TOWERS,),
+        source=_BI,
+        differs=_BI_CLIP.format(more=" (the function's own default is the last three: layers=(-3, None))")
+        + " What attention takes from a token is computed from the token as it is after attention, while its length is "
+        "that of before.",
+        methods={
+            "beyond-intuition-token": Settings(
+                {"steps": 20, "layers": (-1, None), "lookups": True, "late": True}, scale="logit", finish=mm_clip_scores
+            ),
+            **_CLIP_OTHERS,
+        },
+    )
+)

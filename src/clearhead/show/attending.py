@@ -1,0 +1,94 @@
+"""Figures of attention: all heads at a glance, single maps, the read row by depth, and the layered graph."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from clearhead.show.figures import _INK, _SOFT, Drawing
+from clearhead.show.layout import name
+
+if TYPE_CHECKING:
+    from clearhead.probes.viewing import AttentionView
+
+#: Weights below this are not drawn in the graph.
+FAINT = 0.02
+
+
+def overview(view: "AttentionView") -> Figure:
+    """A small map for each head, the deepest layer on top, each with the name of its pattern."""
+    layers, heads, n, _ = view.attention.shape
+    high, wide = n + max(2, n // 4), n + max(1, n // 10)  # room for a name above each map
+    sheet = np.full((layers * high, heads * wide), np.nan)
+    figure = Drawing(figsize=(0.8 + 1.05 * heads, 0.4 + 1.2 * layers))
+    axes = figure.add_axes((0.5 / figure.get_figwidth(), 0.01, 1 - 0.6 / figure.get_figwidth(), 0.98))
+    for layer in range(layers):
+        top = (layers - 1 - layer) * high + high - n
+        axes.text(
+            -wide / 10, top + n / 2, f"layer {layer}", fontsize=7, color=_INK, rotation=90, va="center", ha="right"
+        )
+        for head in range(heads):
+            sheet[top : top + n, head * wide : head * wide + n] = view.attention[layer, head]
+            axes.text(head * wide, top - 1, view.pattern(layer, head), fontsize=6, color=_SOFT)
+    axes.imshow(sheet, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.axis("off")
+    return figure
+
+
+def maps(view: "AttentionView", chosen: Sequence[tuple[int, int]]) -> Figure:
+    """Chosen heads, query × key, each with its pattern here and, where others were given, on average."""
+    size = 1.2 + 0.26 * len(view.tokens)
+    figure = Drawing(figsize=(size * len(chosen), size + 0.4), layout="constrained")
+    every = figure.subplots(1, len(chosen), squeeze=False)[0]
+    for axes, (layer, head) in zip(every, chosen, strict=True):
+        axes.imshow(view.map(layer, head), cmap="Blues", vmin=0, vmax=1)
+        said = view.pattern(layer, head)
+        said += "" if view.beside is None else f"; on average {view.pattern(layer, head, True)}"
+        axes.set_title(f"layer {layer}, head {head}: {said}", fontsize=8, color=_INK)
+        _names(axes, view, "x")
+        _names(axes, view, "y")
+    return figure
+
+
+def by_depth(view: "AttentionView") -> Figure:
+    """What the row that is read sees, layer by layer, the deepest on top: raw, rollout and flow."""
+    width = 1.0 + 0.3 * len(view.tokens)
+    figure = Drawing(figsize=(width * len(view.by_depth), 1.6 + 0.26 * len(view.attention)), layout="constrained")
+    every = figure.subplots(1, len(view.by_depth), squeeze=False)[0]
+    for axes, (kind, rows) in zip(every, view.by_depth.items(), strict=True):
+        axes.imshow(rows, cmap="Blues", origin="lower", aspect="auto", vmin=0)
+        axes.set_title(f"{kind}, row of {name(view.tokens[view.row])}", fontsize=8, color=_INK, parse_math=False)
+        axes.set_ylabel("layer", fontsize=7, color=_SOFT)
+        _names(axes, view, "x")
+    return figure
+
+
+def graph(view: "AttentionView") -> Figure:
+    """Columns are layers, nodes units; a line is as strong as the weight from the unit to the one that it looks at."""
+    layers, n = len(view.attention), len(view.tokens)
+    figure = Drawing(figsize=(2.0 + 1.1 * layers, 0.8 + 0.24 * n), layout="constrained")
+    axes = figure.subplots()
+    weights = view.attention.mean(1)
+    layer, query, key = np.nonzero(weights >= FAINT)
+    lines = [[(x, k), (x + 1, q)] for x, q, k in zip(layer, query, key, strict=True)]
+    strengths = weights[layer, query, key]
+    shades = [(0.23, 0.44, 0.71, min(1.0, float(strength))) for strength in strengths]
+    axes.add_collection(LineCollection(lines, linewidths=2.5 * strengths, colors=shades))
+    axes.scatter(np.repeat(np.arange(layers + 1), n), np.tile(np.arange(n), layers + 1), s=6, color=_INK)
+    axes.set_xlim(-0.2, layers + 0.2)
+    axes.set_ylim(n - 0.5, -0.5)
+    axes.set_xticks(range(layers + 1), ["input", *(f"layer {number}" for number in range(layers))], fontsize=7)
+    _names(axes, view, "y")
+    return figure
+
+
+def _names(axes: Axes, view: "AttentionView", side: str) -> None:
+    labels = [name(token) for token in view.tokens]
+    ticks = range(len(labels))
+    if side == "x":
+        axes.set_xticks(ticks, labels, rotation=90, fontsize=7, parse_math=False)
+    else:
+        axes.set_yticks(ticks, labels, fontsize=7, parse_math=False)

@@ -1,0 +1,30 @@
+"""Rank agreement pair by pair, and subsets one at a time."""
+
+import math
+from collections.abc import Sequence
+
+
+def tau_b(a: Sequence[float], b: Sequence[float]) -> float:
+    agree = ties_a = ties_b = pairs = 0
+    for i in range(len(a)):
+        for j in range(i):
+            pairs += 1
+            x, y = (a[i] > a[j]) - (a[i] < a[j]), (b[i] > b[j]) - (b[i] < b[j])
+            agree += x * y
+            ties_a += x == 0
+            ties_b += y == 0
+    return agree / math.sqrt((pairs - ties_a) * (pairs - ties_b))
+
+
+def ranks(a: Sequence[float]) -> list[float]:
+    return [sum(other < own for other in a) + (sum(other == own for other in a) + 1) / 2 for own in a]
+
+
+def pearson(a: Sequence[float], b: Sequence[float]) -> float:
+    x, y = sum(a) / len(a), sum(b) / len(b)
+    both = sum((p - x) * (q - y) for p, q in zip(a, b, strict=True))
+    return both / math.sqrt(sum((p - x) ** 2 for p in a) * sum((q - y) ** 2 for q in b))
+
+
+def rho(a: Sequence[float], b: Sequence[float]) -> float:
+    return pearson(ranks(a), ranks(b))

@@ -1,0 +1,118 @@
+"""Agreement, leave-one-out, subsets and classes equal what is computed one input at a time."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.bench.agreement import Agreement, Classes
+from clearhead.bench.data import Example
+from clearhead.bench.explaining import explained, with_controls
+from clearhead.bench.protocol import Protocol
+from clearhead.bench.subsets import Subsets, correlation
+from clearhead.errors import InputError
+from tests.bench.replicas import agreement as replica
+from tests.bench.replicas.perturbation import text_logits
+from tests.models import explainer, inputs
+
+
+def on_texts(how: Protocol) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
+    ex = explainer("bert/classify")
+    examples = [Example(str(i), text, i % 2) for i, text in enumerate(inputs("bert/classify"))]
+    explanations = explained(ex, examples, with_controls(["saliency"]), how).by_method
+    return ex, examples, explanations, list(how.measure(ex, examples, explanations))
+
+
+def drop(ex: Any, text: str, removed: set[int]) -> float:
+    tokenizer = ex.subject.processor
+    ids, tokens = tokenizer(text)["input_ids"], {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id}
+    clean = text_logits(ex.subject.model, ids, set(), "mask", tokens)
+    explained_class = clean.index(max(clean))
+    return clean[explained_class] - text_logits(ex.subject.model, ids, removed, "mask", tokens)[explained_class]
+
+
+def test_agreement_equals_the_replica_also_with_leave_one_out() -> None:
+    ex, examples, explanations, made = on_texts(Agreement(top=3))
+    assert len(made) == 3 * 3 * 3  # examples × methods × the two others and leave-one-out
+    for one in made:
+        place, other = int(one.example), one.part.split("/")[1]
+        part = explanations[one.method][place]
+        kept = part.units.drop_special()
+        a = [float(part.scores[i]) for i in kept]
+        if other == "leave-one-out":
+            b = [drop(ex, examples[place].input, {int(i)}) for i in kept]
+        else:
+            b = [float(explanations[other][place].scores[i]) for i in kept]
+        assert one.figures["tau"] == pytest.approx(replica.tau_b(a, b), abs=1e-9)
+        assert one.figures["rho"] == pytest.approx(replica.rho(a, b), abs=1e-9)
+        first, second = (set(sorted(range(len(a)), key=lambda i, own=own: -own[i])[:3]) for own in (a, b))  # type: ignore[misc]
+        if len(set(a)) == len(a) and len(set(b)) == len(b):
+            assert one.figures["top 3"] == pytest.approx(len(first & second) / 3)
+        assert one.figures["top 3 by chance"] == pytest.approx(3 / len(a))
+
+
+def test_subsets_equal_the_replica() -> None:
+    how = Subsets(shares=(0.25, 0.5), draws=4)
+    ex, examples, explanations, made = on_texts(how)
+    for one in made:
+        place = int(one.example)
+        part = explanations[one.method][place]
+        masks = how.subsets(part.units, one.example, "text")
+        sums, drops = [], []
+        for share, own in zip(how.shares, masks, strict=True):
+            chosen = [{int(i) for i in np.flatnonzero(row)} for row in own]
+            assert not any(part.units.special[i] for row in chosen for i in row)
+            here = [sum(float(part.scores[i]) for i in row) for row in chosen]
+            fell = [drop(ex, examples[place].input, row) for row in chosen]
+            assert one.figures[f"sensitivity {share:g}"] == pytest.approx(replica.pearson(here, fell), abs=1e-6)
+            sums += here
+            drops += fell
+        raw = sum((s - d) ** 2 for s, d in zip(sums, drops, strict=True)) / len(sums)
+        beta = sum(s * d for s, d in zip(sums, drops, strict=True)) / sum(s * s for s in sums)
+        scaled = sum((beta * s - d) ** 2 for s, d in zip(sums, drops, strict=True)) / len(sums)
+        assert one.figures["infidelity"] == pytest.approx(raw) and one.figures["beta"] == pytest.approx(beta)
+        assert one.figures["scaled infidelity"] == pytest.approx(scaled) and scaled <= raw + 1e-12
+
+
+def test_subsets_are_those_of_the_example_for_every_method_and_run() -> None:
+    ex, examples, explanations, made = on_texts(Subsets(draws=4))
+    again = Subsets(draws=4).measure(ex, examples, explanations)
+    assert [one.figures for one in again] == [one.figures for one in made]
+    units = explanations["saliency"][0].units
+    assert not np.array_equal(Subsets().subsets(units, "0")[0], Subsets(seed=1).subsets(units, "0")[0])
+    with pytest.raises(InputError, match="at least 3"):
+        Subsets(draws=2).measure(ex, examples, explanations)
+
+
+def test_what_does_not_move_is_not_correlated() -> None:
+    assert correlation(np.ones(4), np.arange(4.0)) == 0
+    assert correlation(np.arange(4.0), 2 * np.arange(4.0) + 1) == pytest.approx(1)
+
+
+def test_classes_compares_with_the_explanation_of_another_class() -> None:
+    ex, examples, explanations, made = on_texts(Classes())
+    others = ex.explain(
+        [example.input for example in examples],
+        "saliency",
+        [(example.label + 1) % len(ex.labels) for example in examples],
+    )
+    for one in (one for one in made if one.method == "saliency"):
+        part, other = explanations["saliency"][int(one.example)], others[int(one.example)]
+        kept = part.units.drop_special()
+        assert one.figures["tau"] == pytest.approx(
+            replica.tau_b(part.scores[kept].tolist(), other.scores[kept].tolist())
+        )
+    control = [one.figures["rho"] for one in made if one.method == "random"]
+    assert control == pytest.approx([1.0] * 3)  # it explains nothing, so no class either
+    second = Classes(other="second").measure(ex, examples, explanations)
+    assert len(second) == len(made)
+    with pytest.raises(InputError, match="second"):
+        Classes(other="last").measure(ex, examples, explanations)
+
+
+def test_nothing_is_left_behind() -> None:
+    ex, examples, explanations, _ = on_texts(Agreement())
+    before = [part.clone() for part in ex.subject.model.parameters()]
+    Agreement().measure(ex, examples, explanations)
+    assert all(torch.equal(a, b) for a, b in zip(before, ex.subject.model.parameters(), strict=True))

@@ -1,0 +1,63 @@
+"""`clearhead bench` as a person types it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.bench.store import Store
+from clearhead.cli import main
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("clearhead_zoo")
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    def call(*arguments: object) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *map(str, arguments)])
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, said.out, said.err
+
+    return call
+
+
+def command(out: Path, *more: Any) -> tuple[Any, ...]:
+    return ("--model", "zoo:logic", "--data", "known:logic", "--protocols", "truth", "--limit", 4, "--out", out, *more)
+
+
+def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Said], tmp_path: Path) -> None:
+    code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency"))
+    assert code == 0 and out.startswith("4 examples × 3 methods, 1 of 1 chunks to do")
+    assert (
+        "truth: minimal average precision (larger is better)" in out and "| saliency |" in out and "| random |" in out
+    )
+    more = ("--methods", "saliency", "--set", "truth.by=magnitude", "--json")
+    code, out, _ = bench(*command(tmp_path / "run", *more))
+    report = json.loads(out)
+    assert code == 0 and (report["computed"], report["there_before"]) == (1, 0)
+    code, out, _ = bench(*command(tmp_path / "run", *more))
+    assert json.loads(out)["computed"] == 0
+    assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--methods", "salience"), "did you mean 'saliency'"),
+        (("--protocols", "thruth"), "did you mean 'truth'"),
+        (("--set", "truth.bye=score"), "did you mean 'by'"),
+        (("--engine", "cluster"), "Accepted: local, processes, ray"),
+        (("--address", "auto"), "an address is for engine='ray'"),
+        (("--data", "known:logik"), "did you mean 'logic'"),
+        (("--indices", "no-such-file"), "does not list numbers"),
+    ],
+)
+def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
+    code, _, err = bench(*command(tmp_path / "run", *more))
+    assert code == 2 and says in err and err.count("\n") == 1

@@ -1,0 +1,116 @@
+"""Rationales equal their replica; word pieces, unknown ones too, fall on the words whose characters they are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.bench.data import Characters, Example
+from clearhead.bench.rationales import Rationales, curve_areas, iou_f1, word_scores, words_of
+from clearhead.errors import InputError
+from clearhead.explanation import Explanation
+from clearhead.units import Units
+from tests.bench.replicas import rationales as replica
+from tests.models import explainer
+
+TEXT = "one two three four five six seven eight nine ten"
+WORDS = TEXT.split()
+
+
+def explanation(scores: Any, cut_at: int | None = None) -> Explanation:
+    """Units are half words, the last `cut_at` words on were cut off; specials around."""
+    names, offsets, start = ["[CLS]"], [(0, 0)], 0
+    for word in WORDS[:cut_at]:
+        half = len(word) // 2
+        names += [word[:half], "##" + word[half:]]
+        offsets += [(start, start + half), (start + half, start + len(word))]
+        start += len(word) + 1
+    names, offsets = [*names, "[SEP]"], [*offsets, (0, 0)]
+    special = tuple(name.startswith("[") for name in names)
+    units = Units("text", "token", tuple(names), special, (TEXT,), (0,) * len(names), tuple(offsets))
+    both = [value for score in scores[:cut_at] for value in (score, score - 0.5)]
+    return Explanation(units, np.array([99.0, *both, 98.0]), "m", {}, {})
+
+
+def marked(*spans: tuple[int, int]) -> Example:
+    starts = [TEXT.index(word) for word in WORDS]
+    pieces = tuple(Characters(starts[a], starts[b - 1] + len(WORDS[b - 1])) for a, b in spans)
+    return Example("x", TEXT, 0, (pieces,))
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.permutations(range(1, 11)), st.sampled_from([((2, 4),), ((0, 1), (6, 9)), ((8, 10),)]), st.booleans())
+def test_figures_equal_the_replica(order: list[int], spans: Any, cut_off: bool) -> None:
+    stop = 7 if cut_off else None
+    how = Rationales(counts=(1, 3, 5))
+    (one,) = how.measure(None, [marked(*spans)], {"m": [explanation(order, stop)]})  # type: ignore[arg-type]
+    gold = {word for a, b in spans for word in range(a, b)}
+    ranked = sorted(range(len(WORDS[:stop])), key=lambda word: -order[word])
+    for count in how.counts:
+        chosen = set(ranked[:count])
+        assert one.figures[f"token f1 @{count}"] == pytest.approx(replica.token_f1(chosen, gold))
+        expected = replica.iou_f1(replica.runs(chosen), [set(range(a, b)) for a, b in spans])
+        assert one.figures[f"iou f1 @{count}"] == pytest.approx(expected)
+    scores = [float(order[word]) if word < len(ranked) else -1.0 for word in range(10)]
+    auprc, average = replica.areas(scores, gold)
+    assert one.figures["auprc"] == pytest.approx(auprc) and one.figures["average precision"] == pytest.approx(average)
+
+
+def test_words_by_themselves_as_the_authors_have_them() -> None:
+    order = [10, 9, 8, 1, 2, 3, 4, 5, 6, 7]
+    sample = marked((0, 3))
+    by = {
+        spans: Rationales(counts=(3,), spans=spans).measure(None, [sample], {"m": [explanation(order)]})[0].figures  # type: ignore[arg-type]
+        for spans in ("runs", "words")
+    }
+    assert by["runs"]["iou f1 @3"] == 1 and by["words"]["iou f1 @3"] == 0
+    assert by["words"]["token f1 @3"] == 1
+    with pytest.raises(InputError, match="runs"):
+        Rationales(spans="word").measure(None, [], {})  # type: ignore[arg-type]
+
+
+def test_what_was_cut_off_is_missed_and_what_speaks_against_is_zero() -> None:
+    figures = (
+        Rationales(counts=(1, 20)).measure(None, [marked((8, 10))], {"m": [explanation([1.0] * 10, 7)]})[0].figures
+    )  # type: ignore[arg-type]
+    assert figures["token f1 @20"] == 0 and figures["marked"] == 2
+    clamped = Rationales(counts=(1,), clamp=True).measure(None, [marked((0, 1))], {"m": [explanation([-9.0] * 10)]})  # type: ignore[arg-type]
+    assert clamped[0].figures["average precision"] == pytest.approx(0.1)  # all are tied at zero
+
+
+def test_unknown_pieces_shift_nothing() -> None:
+    ex = explainer("bert/classify")
+    text = "I like 日本 the movie, so boring!"
+    found = ex.explain(text, method="random")
+    words = words_of(found.units)
+    assert [text[a:b] for _, (a, b) in words] == text.split()
+    scores = word_scores(found.units, np.arange(len(found.units), dtype=float), words)
+    assert not np.isnan(scores).any() and (np.diff(scores) > 0).all()
+    assert found.units.offsets is not None
+    for (_, (a, b)), score in zip(words, scores, strict=True):
+        inside = [i for i, (c, d) in enumerate(found.units.offsets) if c < b and d > a and not found.units.special[i]]
+        assert score == max(inside)
+
+
+def test_a_span_that_is_found_by_half_counts() -> None:
+    assert iou_f1([(0, 0, 2)], [(0, 0, 4)]) == 1 and iou_f1([(0, 0, 1)], [(0, 0, 4)]) == 0
+    assert iou_f1([(0, 0, 2)], [(1, 0, 2)]) == 0 and iou_f1([], [(0, 0, 2)]) == 0
+
+
+def test_areas_equal_those_of_erasers_scorer() -> None:
+    from sklearn.metrics import auc, precision_recall_curve
+
+    rng = np.random.default_rng(0)
+    gold, scores = rng.random(30) < 0.3, rng.random(30).round(1)
+    precision, recall, _ = precision_recall_curve(gold, scores)
+    assert curve_areas(gold, scores)["auprc"] == pytest.approx(auc(recall, precision))
+    assert curve_areas(gold, scores)["auprc"] == pytest.approx(
+        replica.areas(scores.tolist(), set(np.flatnonzero(gold).tolist()))[0]
+    )
+
+
+def test_without_a_rationale_it_says_so() -> None:
+    with pytest.raises(InputError, match="no rationale"):
+        Rationales().measure(None, [Example("x", TEXT, 0)], {"m": [explanation([1.0] * 10)]})  # type: ignore[arg-type]

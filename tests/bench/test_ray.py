@@ -1,0 +1,85 @@
+"""The engine `ray`: a real cluster of two workers on this machine, one of which is killed in the middle."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clearhead.bench.engines import engine
+from clearhead.bench.planning import Job
+from clearhead.bench.running import Run
+from clearhead.bench.working import Worker
+from clearhead.errors import InputError
+from tests.models import explainer
+
+pytest.importorskip("pyarrow")
+ray = pytest.importorskip("ray")
+
+JOB = Job("zoo:logic", "known:logic", ("saliency",), ("truth", "perturb-text"), {}, limit=24, chunk=2)
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_ours(process: int) -> bool:
+    while process > 1:
+        process = parent(process)
+        if process == os.getpid():
+            return True
+    return False
+
+
+def measuring() -> list[int]:
+    """The processes under this one that are in the middle of a chunk: Ray writes the method into their titles."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "cmdline").read_bytes().startswith(b"ray::Keeper.measure") and is_ours(int(path.name)):
+                found.append(int(path.name))
+        except OSError:
+            continue  # gone meanwhile
+    return found
+
+
+class Killer:
+    """Kills one of the workers in the middle of a chunk, once, when the first chunk is through."""
+
+    def __init__(self) -> None:
+        self.heard, self.killed = 0, 0
+
+    def __call__(self, examples: int) -> None:
+        self.heard += examples
+        if self.killed or not examples:
+            return
+        until = time.monotonic() + 30
+        while not (busy := measuring()) and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(busy[0], signal.SIGKILL)
+        self.killed = busy[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers in /proc")
+def test_one_of_two_workers_is_killed_and_the_store_is_that_of_a_local_run(tmp_path: Path) -> None:
+    pytest.importorskip("clearhead_zoo")
+    Run(JOB, tmp_path / "local")()
+    killer = Killer()
+    report = Run(JOB, tmp_path / "ray")("ray", 2, killer)
+    assert killer.killed and report.computed == 12 and killer.heard == 24
+    assert not ray.is_initialized()  # the cluster was ours, and is gone
+    for name in ("shards", "."):
+        ours, others = (
+            {path.name: path.read_bytes() for path in (tmp_path / run / name).glob("*.parquet")}
+            for run in ("ray", "local")
+        )
+        assert ours == others and ours
+
+
+def test_what_the_engine_refuses() -> None:
+    with pytest.raises(InputError, match="opens the model anew"):
+        list(engine("ray")(Worker(JOB, explainer("bert/classify")), [], 2, None))
+    with pytest.raises(InputError, match="an address is for engine='ray'"):
+        engine("local", "auto")
+    assert list(engine("ray")(Worker(JOB), [], 2, "no-such-host:1")) == []  # nothing to do: no cluster is joined

@@ -1,0 +1,120 @@
+"""`clearhead report`: a page, LaTeX and CSV from a run's folder alone."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clearhead.bench.exporting import csv_text, escaped, latex_text
+from clearhead.bench.page import page
+from clearhead.bench.planning import named
+from clearhead.bench.reading_back import Finished
+from clearhead.bench.store import Row, Shard, Store
+from clearhead.cli import main
+from clearhead.errors import InputError
+from tests.show.test_html import Page, outside_addresses
+
+pytest.importorskip("pyarrow")
+EVIL = "<script>x</script>_1"
+#: Pictures of two and of six pixels: intersections and unions are summed before they are divided.
+COUNTS = ((1, 2, 0, 1), (5, 6, 0, 1))
+
+
+def finished(folder: Path) -> Path:
+    """A run that nobody computed: two methods and a control, perturbation and segmentation of four and two examples."""
+    curve, mask = named("perturb-text", fills=("mask",)), named("segmentation", thresholds=("otsu",))
+    rows = []
+    for method, shift in (("generic", 0.2), (EVIL, 0.1), ("random", 0.0)):
+        for i in range(4):
+            aopc = shift + 0.01 * i if i != 2 or method != EVIL else 0.9
+            figures = {"aopc": aopc, "probability clearhead": 0.5, "correct": float(i > 0)}
+            curves = {"fraction": (0.0, 1.0), "probability": (1.0, 0.1 * i), "accuracy": (1.0, 0.0)}
+            rows.append(
+                Row("m", "d", f"e{i}", method, "perturb-text", curve.hash, "v", "text/mask/positive", figures, curves)
+            )
+        for i, (both, either, ground, ground_either) in enumerate(COUNTS):
+            names = ("object both", "object either", "ground both", "ground either", "right", "counted", "f1", "row f1")
+            values = (both, either, ground, ground_either, both, either, 0.5, 0.5)
+            figures = {f"{name}, otsu": float(value) for name, value in zip(names, values, strict=True)}
+            figures |= {"iou, otsu": both / either, "inside mass": 0.5, "average precision": 0.5, "pointing": 1.0}
+            rows.append(Row("m", "d", f"p{i}", method, "segmentation", mask.hash, "v", "image", figures))
+    settings = {one.hash: {"protocol": one.name, **one.settings} for one in (curve, mask)}
+    store = Store(folder)
+    job = {"model": "zoo:logic", "data": EVIL}
+    store.open({"job": job, "model": "m", "versions": "v", "settings": settings})
+    made_for = tuple((settings, ("generic", EVIL, "random")) for settings in settings)
+    store.write(Shard("key", made_for, tuple(rows), {"segmentation: lrp": "has no rule"}))
+    store.write_table(["key"], {settings: {"generic", EVIL, "random"} for settings in settings})
+    (folder / "costs.json").write_text(json.dumps({"methods": {"generic": 0.5, EVIL: 0.25}}))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Finished:
+    return Finished(finished(tmp_path / "run"))
+
+
+def test_the_csv_table_holds_means_intervals_and_sums_first(run: Finished) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(run))))
+    found = {(row["figure"], row["method"]): row for row in rows}
+    aopc = found["aopc", "generic"]
+    assert float(aopc["mean"]) == pytest.approx(0.215) and aopc["examples"] == "4" and aopc["better"] == "larger"
+    assert float(aopc["low"]) <= 0.215 <= float(aopc["high"])
+    assert found["probability clearhead", "generic"]["better"] == "smaller"
+    assert float(found["iou, otsu", "random"]["mean"]) == pytest.approx((1 / 2 + 5 / 6) / 2)
+    over_all = found["mIoU, otsu (over all examples)", "random"]
+    assert float(over_all["mean"]) == pytest.approx((6 / 8 + 0 / 2) / 2) and over_all["rank"] == ""
+
+
+def test_the_page_is_whole_safe_and_says_everything(run: Finished) -> None:
+    text = page(run)
+    parsed = Page(text)
+    words = " ".join(said for where, said in parsed.texts if where not in ("style", "script"))
+    assert not parsed.open and not outside_addresses(text) and EVIL in words  # shown, and never run
+    assert len(parsed.all("script")) == 1
+    for said in ("aopc, larger is better", "only examples predicted correctly", "mIoU, otsu", "has no rule", "2.0 ×"):
+        assert said in words
+    drawn = [found for kind, found in parsed.tags if kind == "polyline"]
+    assert len(drawn) == 3 * 2  # a line for each method in each of two curves
+
+
+def test_the_examples_where_methods_disagree_most_come_first(run: Finished) -> None:
+    section = next(one for one in run.sections if one.name == "perturb-text")
+    first = section.disputes("aopc")[0]
+    assert (first.example, first.best, first.worst[0]) == ("e2", (EVIL, 0.9), "generic")
+    assert {one.example for one in section.correct} == {"e1", "e2", "e3"}
+    (_, ups), *_ = section.curves()["text/mask/positive: probability by fraction"].values()
+    assert ups == pytest.approx([1.0, np.mean([0.0, 0.1, 0.2, 0.3])])
+
+
+def test_latex_is_escaped_and_balanced(run: Finished) -> None:
+    text = latex_text(run)
+    assert r"$<$script$>$x$<$/script$>$\_1 & " in text and text.count(r"\begin{tabular}") == text.count(
+        r"\end{tabular}"
+    )
+    assert escaped("−1 % of {a_b}") == r"$-$1 \% of \{a\_b\}"
+
+
+def test_the_command_writes_three_files_and_refuses_what_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished(tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(folder), "--out", str(tmp_path / "paper")])
+    assert ended.value.code == 0
+    assert sorted(path.name for path in (tmp_path / "paper").iterdir()) == ["report.html", "tables.csv", "tables.tex"]
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path)])
+    assert ended.value.code == 2 and "holds no benchmark run" in capsys.readouterr().err
+
+
+def test_a_run_in_which_everything_was_refused_says_why(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    store.open({"settings": {}})
+    store.write(Shard("key", (), (), {"truth: lrp": "has no rule"}))
+    store.write_table(["key"], {})
+    with pytest.raises(InputError, match="truth: lrp: has no rule"):
+        Finished(tmp_path / "run").sections  # noqa: B018

@@ -1,0 +1,266 @@
+"""Runs: chunks are always the same, what is there is not computed again, killed runs end as undisturbed ones."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.bench.data import DataSet, Example
+from clearhead.bench.engines import engine
+from clearhead.bench.explaining import explained, method_of
+from clearhead.bench.planning import Job, aligned, chunks, named, setting
+from clearhead.bench.predicting import keep, predicted
+from clearhead.bench.reading_back import Finished
+from clearhead.bench.running import Run
+from clearhead.bench.store import Row, Shard, Store
+from clearhead.bench.working import Worker
+from clearhead.errors import InputError
+from tests.models import explainer
+
+pytest.importorskip("pyarrow")
+JOB = Job("a bert", "mine", ("saliency",), ("perturb-text",), {"perturb-text": {"fills": ("mask",)}}, chunk=2)
+TEXTS = ("I like the movie", "so boring", "you look extremely confused", "she hates the book", "a wonderful film")
+
+
+def data(texts: tuple[str, ...] = TEXTS) -> DataSet:
+    rows = [Example(f"t{i}", text, i % 2) for i, text in enumerate(texts)]
+    return DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+
+
+def run(out: Path, job: Job = JOB, texts: tuple[str, ...] = TEXTS, ex: Any = None) -> Run:
+    return Run(job, out, ex or explainer("bert/classify"), data(texts))
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+
+
+def test_a_second_run_computes_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tmp_path / "run")()
+    before, table = shards(tmp_path / "run"), (tmp_path / "run" / "table.parquet").read_bytes()
+    assert (first.chunks, first.computed, first.there_before) == (3, 3, 0)
+    monkeypatch.setattr(Worker, "__call__", lambda self, task: pytest.fail("computed again"))
+    again = run(tmp_path / "run")
+    assert again.cost().altered == again.cost().chunks_left == 0
+    report = again()
+    assert (report.computed, report.there_before) == (0, 3)
+    assert shards(tmp_path / "run") == before and (tmp_path / "run" / "table.parquet").read_bytes() == table
+
+
+def test_one_row_for_each_example_method_and_part(tmp_path: Path) -> None:
+    made = run(tmp_path / "run")
+    made()
+    rows = list(made.store.table())
+    keys = {(row.example, row.method, row.part) for row in rows}
+    assert len(rows) == len(keys) == 5 * 3 * 2  # saliency, random, position; both directions
+    assert {row.versions for row in rows} and {row.model for row in rows} == {made.worker.model}
+    assert {row.settings for row in rows} == set(made.wanted) and {row.data for row in rows} == {"mine"}
+    about = made.store.about()
+    assert about["settings"][rows[0].settings]["fills"] == ["mask"]
+    assert len(rows[0].curves["probability"]) == 11
+
+
+def test_rows_equal_what_the_protocol_says(tmp_path: Path) -> None:
+    made = run(tmp_path / "run")
+    made()
+    (protocol,) = made.wanted.values()
+    ex, examples = explainer("bert/classify"), list(data())
+    own = explained(ex, examples, [method_of(name) for name in made.methods], protocol).by_method
+    expected = {(m.example, m.method, m.part): m.figures for m in protocol.measure(ex, examples, own)}
+    for one in made.measurements(protocol.hash):
+        assert one.figures == pytest.approx(expected[one.example, one.method, one.part], abs=1e-9)
+
+
+def test_what_is_added_is_computed_and_what_is_there_stays(tmp_path: Path) -> None:
+    run(tmp_path / "run")()
+    before = shards(tmp_path / "run")
+    more = replace(JOB, methods=("saliency", "input-x-gradient"))
+    larger = run(tmp_path / "run", more)
+    assert all(methods == ("input-x-gradient",) for task in larger.tasks() for _, methods in task.missing)
+    larger()
+    after = shards(tmp_path / "run")
+    assert before.items() <= after.items() and len(after) == 6
+    assert {row.method for row in larger.store.table()} == {"saliency", "input-x-gradient", "random", "position"}
+    smaller = run(tmp_path / "run")
+    smaller()  # the table is that of the job, whatever else is there
+    assert {row.method for row in smaller.store.table()} == {"saliency", "random", "position"}
+
+
+def test_agreement_is_measured_among_all_methods_again(tmp_path: Path) -> None:
+    job = replace(JOB, protocols=("agreement",), settings={"agreement": {"leave_one_out": False}})
+    run(tmp_path / "run", job)()
+    larger = run(tmp_path / "run", replace(job, methods=("saliency", "input-x-gradient")))
+    assert {len(methods) for task in larger.tasks() for _, methods in task.missing} == {4}
+
+
+def test_other_weights_texts_or_settings_share_nothing(tmp_path: Path) -> None:
+    base = run(tmp_path / "run")
+    base()
+    other = explainer("bert/classify")
+    with __import__("torch").no_grad():
+        other.subject.model.classifier.bias += 1
+    assert len(run(tmp_path / "run", ex=other).tasks()) == 3
+    assert len(run(tmp_path / "run", texts=(*TEXTS[:4], "a wonderful book")).tasks()) == 1
+    changed = replace(JOB, settings={"perturb-text": {"fills": ("pad",)}})
+    assert len(run(tmp_path / "run", changed).tasks()) == 3
+    assert len(run(tmp_path / "run", replace(JOB, seed=1)).tasks()) == 3
+
+
+def test_a_longer_run_finds_the_windows_of_a_shorter_one() -> None:
+    texts = tuple("word " * (1 + (7 * i) % 5) for i in range(70))
+    short = list(chunks(data(texts[:40]), 2))
+    long = list(chunks(data(texts), 2))
+    assert [key for _, key in short[:16]] == [key for _, key in long[:16]]
+    every = sorted(place for places, _ in long for place in places)
+    assert every == list(range(70))
+    with pytest.raises(InputError, match="at least 1"):
+        list(chunks(data(), 0))
+
+
+def test_runs_merge(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    whole()
+    for number, texts in enumerate((TEXTS[:4], TEXTS)):
+        run(tmp_path / str(number), texts=texts)()
+    first, second = Store(tmp_path / "0"), Store(tmp_path / "1")
+    taken = first.merge(second)
+    assert taken == len(shards(tmp_path / "0")) - 2 and first.merge(second) == 0
+    merged = run(tmp_path / "0")
+    assert not merged.tasks()
+    merged()
+    assert (tmp_path / "0" / "table.parquet").read_bytes() == (tmp_path / "whole" / "table.parquet").read_bytes()
+
+
+def test_a_method_that_does_not_apply_is_told_once_and_not_tried_again(tmp_path: Path) -> None:
+    job = replace(JOB, methods=("saliency",), protocols=("perturb-images",), settings={})
+    refusing = run(tmp_path / "run", job)
+    refusing()
+    assert "needs patches of a picture" in refusing.refused()["perturb-images: saliency"]
+    assert not list(refusing.store.table()) and not run(tmp_path / "run", job).tasks()
+
+
+def test_half_written_shards_are_none(tmp_path: Path) -> None:
+    made = run(tmp_path / "run")
+    made()
+    name = next(iter(shards(tmp_path / "run")))
+    (tmp_path / "run" / "shards" / f".{name}.123.partial").write_bytes(b"half")
+    (tmp_path / "run" / "shards" / name).unlink()
+    again = run(tmp_path / "run")
+    assert len(again.tasks()) == 1
+    again()
+    assert name in shards(tmp_path / "run") and not list((tmp_path / "run" / "shards").glob(".*"))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="no benchmark run"):
+        run(tmp_path)()
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    with pytest.raises(InputError, match="no finished table"):
+        list(Store(tmp_path).table())
+
+
+def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s")
+    store.open({"settings": {}})
+    row = Row("m", "d", "e", "a", "truth", "h", "v", "text", {"x": 0.1, "nan": float("inf")}, {"c": [1.0, 2.0]})
+    shard = Shard("key", (("h", ("a", "b")),), (row,), {"truth: b": "has no rule"})
+    path = store.write(shard)
+    assert store.rows("key") == [row] and store.has("key") == {"h": {"a", "b"}}
+    assert store.refused(["key"]) == {"truth: b": "has no rule"}
+    first = path.read_bytes()
+    assert store.write(shard).read_bytes() == first
+
+
+def test_the_time_of_a_run_is_predicted_from_one_example(tmp_path: Path) -> None:
+    texts = tuple(f"{text} {number}" for text in TEXTS for number in range(4))
+    made = run(tmp_path / "run", replace(JOB, methods=("saliency", "rollout")), texts)
+    expected = predicted(made)
+    assert expected is not None and set(expected.methods) == {"saliency", "rollout", "random", "position"}
+    assert all(seconds > 0 for seconds in expected.methods.values())
+    assert expected.run == pytest.approx(20 * expected.example) and str(expected).startswith("about ")
+    assert not (tmp_path / "run").exists()  # nothing was stored
+    with_ten = predicted(made, workers=10)  # ten chunks: more workers would have nothing to do
+    assert with_ten is not None and with_ten.run == pytest.approx(2 * with_ten.example)
+    few = run(tmp_path / "run")
+    assert predicted(few) is None
+    few()
+    keep(few, expected)
+    assert set(Finished(tmp_path / "run").costs) == set(expected.methods)
+
+
+def test_labels_are_matched_by_name() -> None:
+    ex = explainer("bert/classify")
+    names = DataSet("mine", "all", "CC0", ("LABEL_1", "LABEL_0"), list, Example)
+    assert aligned(Example("x", "a", 0), names, ex).label == 1
+    strange = DataSet("mine", "all", "CC0", tuple("abcdefg"), list, Example)
+    assert aligned(Example("x", "a", 0), strange, ex).label is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("perturb-text.fractions=0.1,0.5", ("perturb-text", "fractions", (0.1, 0.5))),
+        ("perturb-text.protect=false", ("perturb-text", "protect", False)),
+        ("subsets.fill=none", ("subsets", "fill", None)),
+        ("te-images.ranked=patch", ("te-images", "ranked", "patch")),
+    ],
+)
+def test_settings_as_they_are_typed(text: str, expected: tuple[str, str, Any]) -> None:
+    assert setting(text) == expected
+    assert named(expected[0], **{expected[1]: expected[2]}).settings[expected[1]] == expected[2]
+
+
+@pytest.mark.parametrize("text", ["fills=mask", "perturb-text.fill=mask", "nothing.seed=1", "truth.seed"])
+def test_settings_that_are_none(text: str) -> None:
+    with pytest.raises(InputError):
+        setting(text)
+
+
+def test_what_a_job_cannot_be() -> None:
+    with pytest.raises(InputError, match="none of the protocols"):
+        Worker(replace(JOB, protocols=("truth",)))
+    with pytest.raises(InputError, match="no protocol"):
+        Worker(replace(JOB, protocols=(), settings={}))
+    with pytest.raises(InputError, match="local"):
+        engine("cluster")
+    with pytest.raises(InputError, match="give its name"):
+        list(engine("processes")(Worker(JOB, explainer("bert/classify"), data()), [], 1))
+
+
+def test_methods_with_options_are_read_back() -> None:
+    assert (
+        str(method_of("grad-sam(received=True)")) == "grad-sam(received=True)" and str(method_of("random")) == "random"
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part), "OMP_NUM_THREADS": "1"}
+
+
+def test_killed_at_random_moments_the_table_is_that_of_an_undisturbed_run(tmp_path: Path) -> None:
+    pytest.importorskip("clearhead_zoo")
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    times = int(os.environ.get("CLEARHEAD_KILLS", "2"))
+    script = str(Path(__file__).parent / "killing.py")
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path), str(times)],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    there = [int(count) for count in done.stdout.split()]
+    assert there and 0 < there[0] < 6 + 4 * times  # it was in the middle
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert shards(killed) == shards(whole) and len(shards(whole)) == 6 + 4 * times
+    assert (killed / "table.parquet").read_bytes() == (whole / "table.parquet").read_bytes()
+    noted = [json.loads(line)["chunk"] for line in (killed / "timings.jsonl").read_text().splitlines()]
+    assert len(noted) == len(set(noted))  # nothing that was there was computed again

@@ -1,0 +1,112 @@
+"""Intervals cover, corrections equal their definition, ties are ties."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from clearhead.bench.protocol import Measurement
+from clearhead.bench.statistics import differences, examples_needed, holm, interval, paired, ranks
+from clearhead.bench.tables import Column, agreement_of_parts, columns, markdown
+from clearhead.errors import InputError
+
+
+def test_an_interval_equals_a_slow_bootstrap() -> None:
+    values = np.random.default_rng(3).normal(size=37)
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(2000):
+        drawn = [values[rng.integers(37)] for _ in range(37)]
+        means.append(sum(drawn) / 37)
+    found = interval(values)
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.03)
+    assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.03)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for seed in range(200):
+        found = interval(rng.normal(0.3, 1.0, size=60), resamples=400, seed=seed)
+        inside += found.low <= 0.3 <= found.high
+    assert 180 <= inside <= 199
+
+
+def test_missing_values_are_left_out_and_nothing_is_nothing() -> None:
+    assert interval(np.array([1.0, np.nan, 3.0])).mean == 2 and interval(np.array([1.0, np.nan])).count == 1
+    assert np.isnan(interval(np.array([np.nan])).mean)
+
+
+def test_holm_equals_its_definition() -> None:
+    p = [0.001, 0.2, 0.012, 0.04, 0.012]
+    for place, own in enumerate(p):
+        smaller = sorted(p)
+        expected = max(min(1.0, (len(p) - rank) * value) for rank, value in enumerate(smaller) if value <= own)
+        assert holm(p)[place] == pytest.approx(expected)
+
+
+def test_pairs_are_tested_as_scipy_does_and_the_effect_is_in_standard_deviations() -> None:
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=50)
+    b = a + rng.normal(0.4, 0.5, size=50)
+    own, p, effect = paired(a, b)
+    assert p == pytest.approx(stats.wilcoxon(a, b, zero_method="pratt", method="approx").pvalue)
+    assert effect == pytest.approx((a - b).mean() / (a - b).std(ddof=1)) and effect < 0
+    assert len(own) == 50
+    assert paired(a, a)[1:] == (1.0, 0.0)
+    shared = b.copy()
+    shared[:10] = np.nan
+    assert len(paired(a, shared)[0]) == 40
+
+
+def test_so_many_more_examples_would_separate_them() -> None:
+    """With the number of pairs that is asked for, about 80 % of studies find the effect."""
+    needed = examples_needed(0.4)
+    assert needed is not None
+    rng = np.random.default_rng(2)
+    found = [stats.ttest_1samp(rng.normal(0.4, 1.0, size=needed), 0).pvalue < 0.05 for _ in range(500)]
+    assert 0.74 < np.mean(found) < 0.87
+    a = rng.normal(size=12)
+    (one,) = differences({"a": a, "b": a + rng.normal(0.2, 1.0, size=12)})
+    assert not one.significant and one.more is not None and one.more > 0
+    (same,) = differences({"a": a, "b": a})
+    assert same.more is None and not same.significant
+    (far,) = differences({"a": a, "b": a + 2 + 0.1 * rng.normal(size=12)})
+    assert far.significant and far.more == 0
+
+
+def test_ranks_are_ranges_where_the_examples_do_not_decide() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=60)
+    values = {
+        name: base + shift + 0.2 * rng.normal(size=60) for name, shift in [("a", 0), ("b", 0), ("c", 2), ("d", -2)]
+    }
+    assert ranks(values) == {"a": "2–3", "b": "2–3", "c": "1", "d": "4"}
+    assert ranks(values, smaller_is_better=True) == {"a": "2–3", "b": "2–3", "c": "4", "d": "1"}
+
+
+def test_methods_must_have_the_same_examples() -> None:
+    with pytest.raises(InputError, match="same examples"):
+        differences({"a": np.zeros(3), "b": np.zeros(4)})
+
+
+def test_a_table_shows_intervals_ties_and_gaps() -> None:
+    rows = [
+        Measurement(str(i), method, "text", {"f": value + 0.01 * (i % 3)})
+        for i in range(12)
+        for method, value in (("good", 0.9), ("bad", 0.1))
+    ]
+    text = markdown(columns("m", rows, "f", {"other": "has no rule"}))
+    lines = text.splitlines()
+    assert lines[2].startswith("| good | 0.910 [") and lines[2].endswith("· 1 |")
+    assert lines[3].endswith("· 2 |") and lines[4] == "| other | – |" and lines[-1] == "| examples | 12 |"
+
+
+def test_fills_agree_as_far_as_they_order_methods_alike() -> None:
+    def column(name: str, **means: float) -> Column:
+        return Column(name, ["1", "2"], {method: np.array([mean, mean + 0.1]) for method, mean in means.items()})
+
+    table = [column("black", a=1, b=2, c=3, d=4), column("blur", a=1, b=3, c=2, e=9), column("mean", a=3, b=2, c=1)]
+    found = agreement_of_parts(table)
+    assert found["black", "blur"] == pytest.approx(1 / 3) and found["black", "mean"] == -1
+    assert found["blur", "mean"] == pytest.approx(-1 / 3)

@@ -1,0 +1,50 @@
+"""`clearhead attention`: all heads at a glance, and single maps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Clearhead
+
+
+def test_a_line_for_each_layer(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("attention", "I like the movie", "-m", bert)
+    assert said.code == 0 and said.err == "" and "[CLS]) is read" in said.out and "\x1b" not in said.out
+
+
+def test_maps_figures_and_an_average_beside(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "some.csv", tmp_path / "maps"
+    table.write_text("text\nSo boring\nShe hates the book\n", encoding="utf-8")
+    command = ("attention", "I like the movie", "-m", bert, "--head", "0.1", "--head", "2.3", "--out", out)
+    said = clearhead(*command, "--beside", table, "--json")
+    assert said.code == 0 and said.json == json.loads((out / "attention.json").read_text("utf-8"))
+    assert all("pattern on average" in line for line in said.json["heads"])
+    maps = np.array(said.json["attention"])
+    assert np.allclose(maps.sum(-1), 1, atol=1e-5)
+    assert np.allclose(said.json["by_depth"]["raw"][2], maps[2, :, 0].mean(0), atol=1e-5)
+    first = (maps[0, :, 0].mean(0) + np.eye(len(maps[0, 0]))[0]) / 2  # after one layer, rollout and flow are one
+    for kind in ("rollout", "flow"):
+        assert np.allclose(said.json["by_depth"][kind][0], first, atol=1e-5)
+    for name in ("overview", "depth", "graph", "maps"):
+        with Image.open(out / f"{name}.png") as picture:
+            assert min(picture.size) > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "nothing to look at"),
+        (("So boring", "--head", "1"), "say where they go with --out"),
+        (("So boring", "--head", "1", "--out", "x"), "such as 1.3"),
+        (("So boring", "--limit", 3), "are for --beside"),
+    ],
+)
+def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: str) -> None:
+    assert said in refused("attention", *arguments, "-m", bert)
+
+
+def test_a_head_that_is_not_there(refused, bert: Path, tmp_path: Path) -> None:
+    assert "there is no head 9 in layer 0" in refused("attention", "So", "-m", bert, "--head", "0.9", "--out", tmp_path)

@@ -1,0 +1,63 @@
+"""`clearhead probe`: a table, figures, JSON, and one line for what cannot be done."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Clearhead
+
+
+def test_a_table_and_what_follows(clearhead: Clearhead, bert: Path) -> None:
+    said = clearhead("probe", "permutation", "I like the movie", "So boring", "-m", bert, "--draws", 3)
+    assert said.code == 0 and said.err == "" and "\x1b" not in said.out
+    assert "median TVD" in said.out and "2 inputs" in said.out and "says nothing about" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("permutation", ("--draws", 2, "--scope", "S3", "--layer", 1, "--heads", "0,1", "--keep", "--by-head")),
+        ("adversary", ("--steps", 2, "--tolerance", 0.5)),
+        ("uniform", ("--frozen", "--candidates", "NEGATIVE, POSITIVE")),
+        ("correlation", ("--unit", "token")),
+        ("heads", ()),
+        ("skips", ()),
+    ],
+)
+def test_every_probe_writes_its_figure_table_and_data(
+    clearhead: Clearhead, bert: Path, tmp_path: Path, kind: str, options: tuple[object, ...]
+) -> None:
+    table = tmp_path / "some.csv"
+    table.write_text("text\nI like the movie\nSo boring\nnever read\n", encoding="utf-8")
+    out = tmp_path / "trial"
+    said = clearhead("probe", kind, table, "-m", bert, "--limit", 2, "--out", out, "--json", *options)
+    assert said.code == 0 and said.err == f"wrote {out}\n"
+    assert said.json["probe"] == kind and said.json == json.loads((out / "result.json").read_text("utf-8"))
+    assert max(found["count"] for found in said.json["findings"]) == 2
+    with Image.open(out / "figure.png") as picture:
+        assert min(picture.size) > 150
+    report = (out / "report.md").read_text("utf-8")
+    assert said.json["says"] in report and all(found["name"] in report for found in said.json["findings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("permutaton", "So boring"), "did you mean 'permutation'?"),
+        (("uniform", "So boring", "--draws", 3), "--draws is not for uniform, which takes --frozen, --candidates"),
+        (("permutation", "So boring", "--heads", "a"), "must be numbers with commas"),
+        (("permutation", "So boring", "--heads", "9"), "has 4 heads"),
+        (("permutation", "So boring", "--limit", 3), "are for data"),
+        (("permutation", "So boring", "--scope", "S3"), "say which with layer="),
+        (("permutation",), "nothing to explain"),
+    ],
+)
+def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: str) -> None:
+    assert said in refused("probe", *arguments, "-m", bert)
+
+
+def test_help_has_examples(clearhead: Clearhead) -> None:
+    said = clearhead("probe", "--help")
+    assert said.code == 0 and "clearhead probe" in said.out.partition("Examples")[2]

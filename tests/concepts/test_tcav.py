@@ -1,0 +1,194 @@
+"""TCAV: steps against their definitions, a model whose concepts are known, and the rate of false alarms."""
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.concepts import Directions
+from clearhead.concepts.sets import TEXTURES, from_folder, textures, with_words
+from clearhead.concepts.tcav import binomial_interval, corrected, deal, judged, random_magnitudes, relative, tcav
+from clearhead.concepts.vectors import (
+    CLASSIFIERS,
+    Examples,
+    activations,
+    concept_map,
+    concept_vector,
+    gradients,
+    sensitivities,
+    tcav_score,
+)
+from clearhead.errors import ClearheadError, InputError
+from tests.models import explainer, inputs
+
+
+def examples(n, shift=None, width=12, seed=0):
+    found = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
+    return Examples(found if shift is None else found + shift, list(range(n)))
+
+
+def axis(width=12, size=3.0):
+    return torch.eye(width).double()[0] * size
+
+
+@pytest.mark.parametrize("classifier", CLASSIFIERS)
+def test_vectors_point_to_the_concept_and_scores_are_mirrored(classifier):
+    concept, counter = examples(30, axis(size=5.0)), examples(34, seed=1)
+    vector = concept_vector(concept, counter, classifier)
+    assert vector.q[0, 0] > 0.7 and vector.q[0].norm() == pytest.approx(1)
+    assert vector.tested.accuracy > 0.8 and vector.tested.count == 20
+    own = [g[None] for g in torch.randn(25, 12, generator=torch.Generator().manual_seed(2)).double()]
+    both = relative({"a": concept, "b": counter}, own, classifier)
+    assert both["a", "b"] == 1 - both["b", "a"] and 0 < both["a", "b"] < 1
+
+
+def test_what_cannot_be_told_apart_is_refused():
+    with pytest.raises(InputError, match=r"stripes cannot be told from dots: accuracy 0\.\d\d on 20 held-out"):
+        concept_vector(examples(30), examples(30, seed=1), threshold=0.9, names=("stripes", "dots"))
+    with pytest.raises(InputError, match="concept has 2 inputs: a concept vector needs at least 3"):
+        concept_vector(examples(2), examples(30))
+    with pytest.raises(InputError, match="different widths: 12 and 5"):
+        concept_vector(examples(9), examples(9, width=5))
+    with pytest.raises(InputError, match="unknown classifier 'forest'"):
+        concept_vector(examples(9), examples(9), "forest")
+
+
+@pytest.mark.parametrize("pool", ["class", "mean", "token", "flat"])
+@pytest.mark.parametrize("subject", ["vit/image", "bert/classify"])
+def test_sensitivity_is_the_derivative_along_the_concept(subject, pool):
+    """The model is run again with the moved units a little further along v."""
+    ex, raws = explainer(subject), inputs(subject)[:2]
+    raws = [raws[0]] * 2 if pool == "flat" else raws  # of one length
+    layer, eps = 2, 1e-6
+    shown = activations(ex, raws * 2, [layer], pool)[layer]
+    width = shown.activations.shape[1]
+    v = torch.randn(width, generator=torch.Generator().manual_seed(4)).double()
+    vector = concept_vector(
+        examples(9, width=width), examples(9, width=width, seed=1), "mean-difference", threshold=None
+    )
+    vector = type(vector)(**{**vars(vector), "q": (v / v.norm())[None]})
+    own = gradients(ex, raws, [layer], pool, 1)[layer]
+    s, maps = sensitivities(own, vector), concept_map(own, vector)
+    for i, raw in enumerate(raws):
+        assert len(maps[i]) == len(own[i]) and maps[i].sum() == pytest.approx(float(s[i]))
+        numbers = [_moved(ex, raw, layer, pool, vector.q[0] * step) for step in (eps, -eps)]
+        assert float(s[i]) == pytest.approx((numbers[0] - numbers[1]) / (2 * eps), rel=1e-3, abs=1e-7)
+
+
+def _moved(ex, raw, layer, pool, step):
+    """The logit of class 1 with the units' states moved."""
+    from clearhead.concepts.layers import acting, sites
+    from clearhead.subjects import How
+
+    sample = ex.subject.samples(raw, How())[0]
+    inside = torch.tensor([not special for special in sample.units.special])
+    if pool == "class":
+        inside = torch.arange(len(inside)) == 0
+
+    def act(states):
+        return states + (step.view(1, len(inside), -1) if pool == "flat" else inside[:, None] * step)
+
+    with torch.no_grad(), acting(ex.subject.model, {sites(ex)[layer]: act}):
+        return float(ex.subject.model(**ex.subject.collate([sample])).logits[0, 1])
+
+
+def test_saved_vectors_are_the_same(tmp_path):
+    vector = concept_vector(examples(20, axis()), examples(20, seed=1))
+    again = Directions.load(Directions({3: vector}).save(tmp_path / "v.safetensors"))[3]
+    own = [torch.ones(1, 12).double()]
+    torch.testing.assert_close(sensitivities(own, again), sensitivities(own, vector), rtol=1e-14, atol=0)
+    assert again.tested == vector.tested
+
+
+def one_draw(seed, shift=None, sets=8, size=10, width=48):
+    """Inputs of a class whose gradients nearly agree, as they do in trained models, and a concept."""
+    generator = torch.Generator().manual_seed(seed)
+    own = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
+    others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
+    concept = examples(size, shift, width, 1000 * seed)
+    chance = random_magnitudes(others, own, "mean-difference")
+    return judged(concept, others, own, chance, "mean-difference", threshold=None)
+
+
+def test_random_concepts_are_seldom_significant():
+    """At 5 %, in 200 draws: more than 19 false alarms would be a chance of one in a thousand."""
+    drawn = [one_draw(seed) for seed in range(200)]
+    assert sum(one.p < 0.05 for one in drawn) <= 19
+    assert sum(one.p_random < 0.05 for one in drawn) <= 19
+    # the usual test is why: it takes every second of them for real
+    assert sum(one.p_uncorrected < 0.05 for one in drawn) > 60
+
+
+def test_a_concept_that_is_the_class_is_significant():
+    drawn = [one_draw(seed, axis(48, 5.0)) for seed in range(5)]
+    assert all(one.significant for one in corrected(drawn))
+    assert all(one.score > 0.95 and one.effect > 3 and one.magnitude > 0 for one in drawn)
+    against = one_draw(7, -axis(48, 5.0))
+    assert against.score < 0.05 and against.magnitude < 0 and against.p < 0.05
+
+
+def test_a_concept_that_is_not_there_has_no_score():
+    line = judged(examples(20), [examples(20, seed=i) for i in (1, 2, 3)], [torch.ones(1, 12).double()], np.ones(3))
+    assert "cannot be told from random inputs" in line.refused and np.isnan(line.score)
+    assert not corrected([line])[0].significant
+
+
+def test_on_a_model_from_pictures_to_a_table():
+    ex = explainer("vit/image")
+    concepts = {kind: textures(kind, 6, 20) for kind in ("striped", "dotted")}
+    random = [*textures("bubbly", 12, 20), *textures("checkered", 12, 20)]
+    lines = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
+    assert [(line.concept, line.layer) for line in lines] == [(c, k) for k in (1, 3) for c in concepts]
+    assert all(line.runs == 4 and line.inputs == 3 and 0 <= line.low <= line.score <= line.high <= 1 for line in lines)
+    again = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
+    assert lines == again
+
+
+def test_random_sets_do_not_overlap():
+    sets = deal(45, 10, 20)
+    assert len(sets) == 4 and len({one for chosen in sets for one in chosen}) == 40
+    with pytest.raises(InputError, match="45 random inputs make 2 sets of 20"):
+        deal(45, 20, 20)
+
+
+def test_small_parts():
+    assert tcav_score(torch.tensor([1.0, 0.0])) == 0.75
+    assert binomial_interval(1.0, 10)[0] == pytest.approx(0.025 ** (1 / 10))
+
+
+def test_textures_differ_and_are_drawn_again_alike():
+    for kind in TEXTURES:
+        first, second = textures(kind, 2, 32), textures(kind, 2, 32)
+        assert all((a == b).all() for a, b in zip(first, second, strict=True))
+        assert (first[0] != first[1]).any() and first[0].dtype == np.uint8 and first[0].std() > 15
+    with pytest.raises(InputError, match="unknown texture 'stripy': did you mean 'striped'"):
+        textures("stripy", 2)
+
+
+def test_sets_from_folders_and_words(tmp_path):
+    (tmp_path / "good.txt").write_text("a fine film\n\nso good\n")
+    (tmp_path / "bad.txt").write_text("so bad\n")
+    assert from_folder(tmp_path, "good") == ["a fine film", "so good"]
+    assert with_words(["He"], ["the hen", "he is", "if he"], count=1) == ["he is"]
+    for call, said in (
+        (lambda: from_folder(tmp_path / "no"), "there is no folder"),
+        (lambda: from_folder(tmp_path, "x"), "holds no pictures and no .txt files whose names begin with 'x'"),
+        (lambda: with_words(["zebra"], ["a cat"]), r"no text holds a word of the list \(zebra\)"),
+        (lambda: with_words([], ["a cat"]), "the word list is empty"),
+    ):
+        with pytest.raises(InputError, match=said):
+            call()
+
+
+def test_bad_requests():
+    ex = explainer("bert/classify")
+    texts = inputs("bert/classify")
+    with pytest.raises(InputError, match="unknown pool 'cls'"):
+        activations(ex, texts, [1], "cls")
+    with pytest.raises(InputError, match="needs inputs of one length"):
+        activations(ex, texts, [1], "flat")
+    with pytest.raises(InputError, match="layer 9 does not exist"):
+        activations(ex, texts, [9])
+    with pytest.raises(InputError, match="no concept was given"):
+        tcav(ex, texts, {}, texts, [1])
+    with pytest.raises(ClearheadError, match="do not hand on one vector"):
+        activations(explainer("swin/image"), inputs("swin/image"), [1])

@@ -1,0 +1,112 @@
+"""Attention flow against its replica, against minimal cuts, and where its answer is known."""
+
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.errors import CostWarning
+from clearhead.methods import Frame
+from clearhead.methods.flow import Flow, flow
+from tests import dual_models, joint_models, models
+from tests.methods import twins
+
+pytest.importorskip("igraph")
+
+
+@pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask", "vit/image"])
+def test_equals_its_replica(subject: str) -> None:
+    twins.assert_twins("flow", subject)
+
+
+def test_every_row() -> None:
+    twins.assert_twins("flow", "bert/classify", every_row=True, layers=twins.RANGES[1])
+
+
+@pytest.mark.parametrize("layers", twins.RANGES, ids=str)
+def test_layers_and_heads(layers: tuple) -> None:
+    for heads in (None, twins.HEADS[1]):
+        twins.assert_twins("flow", "bert/classify", layers=layers, heads=heads)
+
+
+def mixed(layers: int, units: int, seed: int) -> torch.Tensor:
+    attention = np.random.default_rng(seed).dirichlet(np.full(units, 0.2), size=(layers, units))
+    return (torch.tensor(attention) + torch.eye(units)) / 2
+
+
+def least_cut(layers: np.ndarray, p: int, j: int) -> float:
+    """The least capacity that parts (L, p) from (0, j), all ways of parting the nodes tried."""
+    depth, n, _ = layers.shape
+    others = [node for node in product(range(depth + 1), range(n)) if node not in ((depth, p), (0, j))]
+    best = np.inf
+    for sides in product((True, False), repeat=len(others)):
+        above = {(depth, p), *(node for node, side in zip(others, sides, strict=True) if side)}
+        cut = sum(
+            layers[level - 1, i, k] for level, i in above if level for k in range(n) if (level - 1, k) not in above
+        )
+        best = min(best, cut)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_is_the_least_cut(seed: int) -> None:
+    """Max-flow min-cut, in graphs of 3 × 3 nodes."""
+    layers = mixed(2, 3, seed)
+    found = flow(layers, torch.tensor([0.0, 1.0, 0.0]))[1]
+    cuts = np.array([least_cut(layers.numpy(), 1, j) for j in range(3)])
+    assert twins.gap(found, cuts / cuts.sum()) < 1e-12
+
+
+def test_one_layer_is_rollout() -> None:
+    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    for layer in range(3):
+        both = ex.explain(text, ["flow", "rollout"], layers=(layer, layer + 1), rows="all")
+        assert twins.gap(both["flow"].matrix, both["rollout"].matrix) < 1e-12
+
+
+def test_units_that_look_at_themselves_alone_keep_everything() -> None:
+    same = flow(torch.eye(4, dtype=torch.float64).expand(3, 4, 4), torch.ones(4))
+    np.testing.assert_array_equal(same, np.eye(4))
+
+
+def test_does_not_depend_on_the_target() -> None:
+    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    one, other = (ex.explain(text, "flow", target=label).scores for label in (0, 1))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_streams_that_look_at_themselves_alone_and_at_each_other() -> None:
+    both = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0], method="flow")
+    assert [part.scores.sum() for part in both] == pytest.approx([1, 1])
+    with pytest.raises(clearhead.Refusal, match="streams look at each other, which it has no rule for"):
+        joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="flow")
+
+
+def frame(units: int, layers: int, rows: int = 1) -> Frame:
+    readout = torch.eye(units)[None, :rows]
+    return Frame(readout, torch.ones(1, units, dtype=torch.bool), (0,), torch.zeros(1, units, 1), range(layers))
+
+
+def test_says_what_it_costs_before_it_begins() -> None:
+    """197 patches in 12 layers, as in ViT-B: n problems for the row that is read, after each layer."""
+    with pytest.warns(CostWarning, match=r"2,364 max-flow problems .* 2,561 nodes and 465,708 edges, .* 99 s"):
+        Flow(frame=frame(197, 12))
+    with pytest.warns(CostWarning, match=r"38,809 max-flow problems .* 50 min"):
+        Flow(frame=frame(197, 12, rows=197))
+
+
+@pytest.mark.filterwarnings("error")
+def test_says_nothing_where_it_is_quick() -> None:
+    Flow(frame=frame(64, 12))
+
+
+def test_without_igraph_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "igraph", None)
+    ex = twins.explainer("bert/classify")
+    with pytest.raises(clearhead.Refusal, match=r"igraph, which is not installed: pip install 'clearhead\[flow\]'"):
+        ex.explain(models.inputs("bert/classify")[0], "flow")
+    line = next(line for line in ex.methods() if line.name == "flow")
+    assert not line.applies and "clearhead[flow]" in line.why_not

@@ -1,0 +1,211 @@
+"""Integrated gradients against its replica and captum; baselines; what the certificate says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from captum.attr import IntegratedGradients
+
+import clearhead
+from clearhead import Method
+from tests import models
+from tests.methods import twins, walks
+from tests.replicas import integrated_gradients as replica
+
+CAPTUM = {"gauss-legendre": "gausslegendre"} | {
+    f"riemann-{side}": f"riemann_{side}" for side in ("left", "middle", "right", "trapezoid")
+}
+
+
+def found(subject: str, **options: Any) -> list[clearhead.Explanation]:
+    method = Method("integrated-gradients", **options)
+    return twins.explainer(subject).explain(models.inputs(subject), method, batch_size=3)
+
+
+@pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "deberta/classify", "modernbert/mask"])
+def test_equals_its_replica_on_texts(subject: str) -> None:
+    for e, one in zip(found(subject, steps=8, baseline="mean"), walks.cases(subject), strict=True):
+        expected = replica.scores(one.walker, walks.mean_word(subject, one), **one.cut, steps=8)
+        assert twins.gap(e.scores, expected) < max(walks.allowed(subject), 1e-9)
+
+
+@pytest.mark.parametrize("subject", ["vit/image", "dinov2/image", "swin/image"])
+def test_equals_its_replica_on_pictures(subject: str) -> None:
+    for e, one in zip(found(subject, steps=6), walks.cases(subject), strict=True):
+        expected = replica.scores(one.walker, np.zeros_like(one.walker.x), **one.cut, steps=6)
+        assert twins.gap(e.scores, expected) < 1e-5
+
+
+@pytest.mark.parametrize("reduce", ["sum", "l2", "abs"])
+@pytest.mark.parametrize("rule", CAPTUM)
+def test_rules_and_reductions(rule: str, reduce: str) -> None:
+    one = walks.cases("bert/classify")[2]
+    e = found("bert/classify", steps=5, rule=rule, reduce=reduce, baseline="zero")[2]
+    zero = np.zeros_like(one.walker.x)
+    expected = replica.scores(one.walker, zero, **one.cut, steps=5, rule=rule, reduce=reduce)
+    assert twins.gap(e.scores, expected) < 1e-9
+
+
+@pytest.mark.parametrize("rule", CAPTUM)
+@pytest.mark.parametrize("subject", ["bert/classify", "vit/image"])
+def test_equals_captum(subject: str, rule: str) -> None:
+    """Same rule, same steps. Captum's weights are float32's, which is what is left."""
+    ex = twins.explainer(subject)
+    for raw, one in zip(models.inputs(subject), walks.cases(subject), strict=True):
+        e = ex.explain(raw, Method("integrated-gradients", rule=rule, baseline="zero"), profile="captum")
+        label, mask = e.target["index"], one.walker.inputs
+
+        def forward(x: torch.Tensor, mask: Any = mask) -> torch.Tensor:
+            name = "pixel_values" if "attention_mask" not in mask else "inputs_embeds"
+            rest = {key: part.expand(len(x), -1) for key, part in mask.items()}
+            return ex.subject.model(**{name: x}, **rest).logits
+
+        x = torch.tensor(one.walker.x)
+        parts = IntegratedGradients(forward).attribute(
+            x, torch.zeros_like(x), target=label, n_steps=50, method=CAPTUM[rule]
+        )
+        expected = replica.per_unit(parts.detach().numpy(), **one.cut, reduce="sum")
+        assert twins.gap(e.scores, expected) < (5e-8 if subject == "bert/classify" else 1e-5)
+
+
+def test_the_class_is_the_one_predicted_at_the_input() -> None:
+    for subject in ("bert/classify", "vit/image"):
+        ex = twins.explainer(subject)
+        for raw in models.inputs(subject):
+            free = ex.explain(raw, "integrated-gradients")
+            told = ex.explain(raw, "integrated-gradients", target=free.target["index"])
+            np.testing.assert_array_equal(free.scores, told.scores)
+
+
+def test_scores_add_up_and_the_certificate_says_how_well() -> None:
+    few, many = (found("bert/classify", steps=steps) for steps in (4, 200))
+    for rough, fine in zip(few, many, strict=True):
+        checks = fine.certificate["checks"]
+        assert fine.base_value + fine.scores.sum() == pytest.approx(fine.target["value"], abs=1e-9)
+        assert checks["completeness_gap"] < 1e-9 and checks["step_doubling_error"] < 1e-9
+        wrong = rough.certificate["checks"]
+        assert wrong["completeness_gap"] == pytest.approx(
+            abs(rough.base_value + rough.scores.sum() - rough.target["value"]) / np.abs(rough.scores).max(), rel=1e-6
+        )
+        assert wrong["step_doubling_error"] > 1e-4
+    # one step cannot be halved
+    assert set(found("bert/classify", steps=1)[0].certificate["checks"]) == {"completeness_gap"}
+
+
+def test_many_points_at_once_are_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = found("bert/classify", steps=9)
+    monkeypatch.setattr("clearhead.passes.path.ROWS", 1)
+    for one, other in zip(together, found("bert/classify", steps=9), strict=True):
+        assert twins.gap(one.scores, other.scores) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["pad", "mask", "mean", "zero"])
+def test_baselines_of_words(name: str) -> None:
+    model, tokenizer = models.text_model("bert")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer.pad_token_id] = 0.2  # as in trained models: not zero
+    table = model.get_input_embeddings().weight.detach().numpy()
+    ex, text = clearhead.load((model, tokenizer)), models.TEXTS[0]
+    method = Method("integrated-gradients", baseline=name)
+    e = ex.explain(text, method)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    vector = {
+        "pad": table[tokenizer.pad_token_id],
+        "mask": table[tokenizer.mask_token_id],
+        "mean": table.mean(0),
+        "zero": np.zeros(32),
+    }[name]
+    baseline = np.broadcast_to(vector, (1, len(e), 32)).copy()
+    if name != "zero":  # tokens that frame a text stay
+        baseline[:, [0, -1]] = table[ids[0, [0, -1]]]
+        assert not e.scores[[0, -1]].any()
+    with torch.no_grad():
+        value = model(inputs_embeds=torch.tensor(baseline)).logits[0, e.target["index"]]
+    assert e.base_value == pytest.approx(float(value), abs=1e-10)
+    if name == "pad":
+        np.testing.assert_array_equal(ex.explain(text, "integrated-gradients").scores, e.scores)
+
+
+@pytest.mark.parametrize("name", ["zero", "black", "mean", "blur"])
+def test_baselines_of_pictures(name: str) -> None:
+    ex, raw = twins.explainer("vit/image"), models.inputs("vit/image")[0]
+    e = ex.explain(raw, Method("integrated-gradients", baseline=name, steps=2))
+    x = torch.tensor(walks.cases("vit/image")[0].walker.x)
+    baseline = {
+        "zero": torch.zeros_like(x),
+        "black": twins.model_inputs("vit/image", np.zeros_like(raw))["pixel_values"],
+        "mean": x.mean((2, 3), keepdim=True).expand_as(x),
+        "blur": _blurred(x),
+    }[name]
+    with torch.no_grad():
+        value = ex.subject.model(pixel_values=baseline).logits[0, e.target["index"]]
+    assert e.base_value == pytest.approx(float(value), abs=1e-5)
+
+
+def _blurred(x: torch.Tensor) -> torch.Tensor:
+    size = x.shape[-1]
+    kernel = torch.tensor([[np.exp(-((i - j) ** 2) / (2 * (size / 8) ** 2)) for j in range(size)] for i in range(size)])
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    return torch.einsum("ij,bcjk,lk->bcil", kernel, x, kernel)
+
+
+def test_baselines_that_are_not_there() -> None:
+    text, picture = (twins.explainer(subject) for subject in ("bert/classify", "vit/image"))
+    with pytest.raises(clearhead.InputError, match=r"baseline='black' is not known: .*pad, mask, mean, zero"):
+        text.explain(models.TEXTS[0], Method("integrated-gradients", baseline="black"))
+    with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not known: .*zero, black, mean, blur"):
+        picture.explain(models.inputs("vit/image")[0], Method("integrated-gradients", baseline="pad"))
+    bare = clearhead.load(picture.subject.model)
+    with pytest.raises(clearhead.InputError, match="needs the image processor"):
+        bare.explain(bare.subject.example(), Method("integrated-gradients", baseline="black"))
+    with pytest.raises(clearhead.InputError, match="steps=0 is not possible"):
+        text.explain(models.TEXTS[0], Method("integrated-gradients", steps=0))
+
+
+def test_zero_is_refused_where_it_cannot_converge() -> None:
+    """RMSNorm forgets how long a vector is. The default converges there."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_labels=3,
+        pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    ex = clearhead.load(transformers.LlamaForSequenceClassification(config).double().eval())
+    inputs = {"input_ids": torch.tensor([[5, 9, 30, 12]])}
+    with pytest.raises(clearhead.Refusal, match=r"LlamaRMSNorm.*forgets how long.*baseline='zero'.*'mean'"):
+        ex.explain(inputs, Method("integrated-gradients", baseline="zero"))
+    e = ex.explain(inputs, Method("integrated-gradients", steps=200))
+    assert e.base_value + e.scores.sum() == pytest.approx(e.target["value"], abs=1e-3)
+
+
+def test_zero_is_refused_where_a_norm_reads_words_alone() -> None:
+    """Positions that turn queries and keys are not added to words: ModernBERT's LayerNorm is given α times a word."""
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_labels=3,
+        pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    ex = clearhead.load(transformers.ModernBertForSequenceClassification(config).eval())
+    for name in ("integrated-gradients", "deeplift"):
+        with pytest.raises(clearhead.Refusal, match=r"LayerNorm.*reads words without positions.*baseline='zero'"):
+            ex.explain({"input_ids": torch.tensor([[1, 9, 30, 2]])}, Method(name, baseline="zero"))
+    assert found("bert/classify", steps=1, baseline="zero")
+
+
+def test_several_targets_at_once() -> None:
+    """The start and the end of an answer: one matrix, each row what one alone gives."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=2,
+        initializer_range=0.3,
+    )  # fmt: skip
+    ex = clearhead.load(transformers.BertForQuestionAnswering(config).double().eval())
+    raws = [{"input_ids": torch.tensor([ids])} for ids in ([5, 9, 30], [7, 8, 11, 6, 3])]
+    methods = ["integrated-gradients", "gradient-shap", "beyond-intuition-head", "tam"]
+    together = ex.explain(raws, methods, target=clearhead.Answer())
+    for method in methods:
+        for raw, e in zip(raws, together[method], strict=True):
+            for place, row in zip(("start", "end"), e.matrix, strict=True):
+                alone = ex.explain(raw, method, target=clearhead.Answer(place))
+                assert twins.gap(row, alone.scores) < 1e-9, method

@@ -1,0 +1,72 @@
+"""LIME against scikit-learn's ridge on the same coalitions, and on games with known answers."""
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.methods.lime import Lime
+from tests import models
+from tests.methods import absent, twins
+from tests.methods.test_kernel_shap import played
+from tests.replicas import lime
+
+
+def drawn(subject, raw, count, evaluations):
+    """The coalitions that the seed of an input stands for."""
+    sample = twins.explainer(subject).subject.samples(raw, clearhead.subjects.How())[0]
+    generator = torch.Generator().manual_seed(sample.seed(0))
+    rows = torch.rand(evaluations - 1, count, generator=generator) < 0.5
+    return [[True] * count, *rows.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("subject", "options"),
+    [
+        ("bert/classify", {}),
+        ("bert/classify", {"width": 0.4, "ridge": 0.01}),
+        ("roberta/mask", {}),
+        ("vit/image", {"unit": "patch"}),
+    ],
+)
+def test_equals_its_replica(subject: str, options: dict) -> None:
+    raw, evaluations = models.inputs(subject)[0], 60
+    players, units, value = absent.game(subject, raw)
+    e = twins.explainer(subject).explain(raw, clearhead.Method("lime", evaluations=evaluations, **options))
+    rows = drawn(subject, raw, len(players), evaluations)
+    known = {key: value for key, value in options.items() if key != "unit"}
+    slopes, start = lime.scores(players, value, rows, **known)
+    assert twins.gap(e.scores, absent.on_units(slopes, players, units)) < (1e-6 if "image" in subject else 1e-9)
+    assert e.base_value == pytest.approx(start, rel=1e-6)
+
+
+def test_without_a_ridge_an_additive_game_gives_back_its_weights() -> None:
+    weights = np.linspace(-2, 3, 9)
+    shares, asked = played(Lime(frame=None, ridge=0.0), 9, lambda members: 5 + weights[members].sum())
+    np.testing.assert_allclose(shares.scores, weights, atol=1e-9)
+    assert shares.base_value == pytest.approx(5)
+    assert shares.checks["misfit"] < 1e-12
+    assert len(asked) == 1000
+
+
+def test_superpixels_share_their_scores_among_patches() -> None:
+    pytest.importorskip("skimage")
+    ex, picture = twins.explainer("vit/image"), models.inputs("vit/image")[0]
+    e = ex.explain(picture, clearhead.Method("lime", evaluations=80))
+    assert e.provenance["players"] == "superpixel"
+    assert len(e) == 17 and e.scores[0] == 0 and np.abs(e.scores[1:]).min() > 0
+    patches = ex.explain(picture, clearhead.Method("lime", evaluations=80, unit="patch"))
+    assert twins.gap(patches.scores, e.scores) > 1e-3
+
+
+def test_says_how_badly_the_linear_model_fits() -> None:
+    checks = twins.explainer("bert/classify").explain(models.TEXTS[0], "lime").certificate["checks"]
+    assert 0 < checks["misfit"] < 1
+    assert checks["completeness_gap"] > 0
+    assert checks["evaluations"] <= 64, "of a thousand draws no coalition is evaluated twice"
+
+
+@pytest.mark.parametrize("options", [{"width": 0.0}, {"width": -1.0}, {"ridge": -1.0}])
+def test_bad_settings(options: dict) -> None:
+    with pytest.raises(clearhead.InputError, match=r"must be above zero|a number that is not negative"):
+        twins.explainer("bert/classify").explain(models.TEXTS[0], clearhead.Method("lime", **options))

@@ -1,0 +1,64 @@
+"""Layer-wise relevance propagation against its replica, and what it conserves."""
+
+import numpy as np
+import pytest
+
+import clearhead
+from tests import models
+from tests.methods import twins
+from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
+from tests.replicas import lrp
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_equals_its_replica(subject: str, variant: str) -> None:
+    before = twins.BEFORE.get(subject.split("/")[0], 0)
+    own = explained(subject, "lrp", {"rules": variant, "positions": True})
+    for e, (found, _, _) in zip(own, walked(subject, variant), strict=True):
+        assert twins.gap(e.scores, lrp.scores(found, positions=True, before=before)) < WITHIN[subject]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_positions_take_no_share_by_default(variant: str) -> None:
+    """Then all that leaves the first layer is the words'."""
+    own = explained("bert/classify", "lrp", {"rules": variant})
+    for e, (found, _, _) in zip(own, walked("bert/classify", variant), strict=True):
+        assert twins.gap(e.scores, lrp.scores(found)) < 1e-9
+
+
+def test_relevance_doubles_by_the_rules_that_authors_compare_with() -> None:
+    """Two linear maps in the head, and four in each of three layers, one way or another: far more than the one of the
+    target arrives, though it is one by our default."""
+    both = [clearhead.Method("lrp"), clearhead.Method("lrp", rules="orig")]
+    ours, orig = twins.explainer("bert/classify").explain(twins.SENTENCES[0], both, target=1).values()
+    assert ours.scores.sum() == pytest.approx(1, abs=1e-7)
+    assert abs(orig.scores.sum()) > 16
+
+
+def test_linear_in_the_target_by_those_rules_alone() -> None:
+    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    for rules, linear in (("orig", True), ("ours", False)):
+        method = clearhead.Method("lrp", rules=rules)
+        one, other = (ex.explain(text, method, target=label).scores for label in (0, 1))
+        contrast = ex.explain(text, method, target=clearhead.Contrast(0, 1))
+        assert (twins.gap(contrast.scores, one - other) < 1e-9) == linear
+        assert contrast.provenance["linear_in_target"] == linear
+
+
+def test_neighbours_take_nothing() -> None:
+    """The authors' sums run over the whole batch; ours over each sample, so that a neighbour changes nothing."""
+    ex, texts = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    alone = ex.explain(texts[0], "lrp").scores
+    for batch in ([texts[0], texts[1]], [texts[2], texts[0], texts[0]]):
+        beside = ex.explain(batch, "lrp")
+        assert twins.gap(beside[batch.index(texts[0])].scores, alone) < 1e-9
+
+
+def test_pictures_by_the_bounds_of_each() -> None:
+    """z^B takes the least and the largest number of each picture: another picture in the batch must not move them."""
+    ex, (first, *_) = twins.explainer("vit/image"), models.inputs("vit/image")
+    bright = np.full_like(first, 255)
+    bright[::2] = 0
+    together, alone = ex.explain([first, bright], "lrp")[0], ex.explain(first, "lrp")
+    assert twins.gap(together.scores, alone.scores) < 1e-4  # the softmax runs in float32

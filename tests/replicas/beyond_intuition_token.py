@@ -1,0 +1,39 @@
+"""Beyond Intuition (Chen et al., 2023), token-wise: Ã_ij = E_h A_ij · ‖W_o v_j‖ / ‖z_j‖, with whole matrices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from tests.replicas.passes import Seen
+
+Matrix = Float[np.ndarray, "row unit"]
+
+
+def transported(model: Any, seen: Seen, layer: int) -> list[float]:
+    """ρ of every token, from the weights of a BERT or a ViT."""
+    z = torch.tensor(seen.hidden[layer])
+    if model.config.model_type == "bert":
+        block = model.bert.encoder.layer[layer]
+        values, project = block.attention.self.value(z), block.attention.output.dense.weight
+    else:
+        block = model.vit.layers[layer]
+        values, project = block.attention.v_proj(block.layernorm_before(z)), block.attention.o_proj.weight
+    taken = (values @ project.T).detach().numpy()
+    return [float(np.linalg.norm(taken[j]) / np.linalg.norm(seen.hidden[layer][j])) for j in range(seen.units)]
+
+
+def matrix(model: Any, seen: Seen, wished: Matrix, layers: Sequence[int] = (1, 2)) -> Matrix:
+    perceived = np.eye(seen.units)
+    for layer in layers:
+        mixed = seen.attention[layer].mean(0) * np.array(transported(model, seen, layer))[None, :]
+        perceived = perceived + mixed @ perceived
+    return perceived * wished
+
+
+def scores(
+    model: Any, seen: Seen, wished: Matrix, readout: Float[np.ndarray, "unit"], layers: Sequence[int] = (1, 2)
+) -> Float[np.ndarray, "unit"]:
+    return readout @ matrix(model, seen, wished, layers)

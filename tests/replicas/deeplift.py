@@ -1,0 +1,181 @@
+"""DeepLIFT on a BERT classifier, layer by layer, from the rules' formulas: one sample, two sides, by hand.
+
+Where the logarithms of two sums of a softmax, or of two scales of a norm, lie `far` apart and more, the rules are the
+steadied ones; with far = ∞ they are the plain ones everywhere."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+Array = np.ndarray
+FAR = 2.0
+
+
+def beyond(distance: float, far: float) -> float:
+    """t = 1 − (far/d)², and nothing for what is nearer than that."""
+    return 1 - (far / distance) ** 2 if abs(distance) > far else 0.0
+
+
+def slope(f: Callable[[Array], Array], derivative: Callable[[Array], Array], z: Array, z0: Array) -> Array:
+    """Δf/Δz, and f′ where |Δz| is tiny."""
+    tiny = np.abs(z - z0) < 1e-6
+    return np.where(tiny, derivative((z + z0) / 2), (f(z) - f(z0)) / np.where(tiny, 1, z - z0))
+
+
+_erf = np.vectorize(math.erf)
+
+
+def gelu(z: Array) -> Array:
+    return z * (1 + _erf(z / math.sqrt(2))) / 2
+
+
+def gelu_derivative(z: Array) -> Array:
+    return (1 + _erf(z / math.sqrt(2))) / 2 + z * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+
+@dataclass
+class Norm:
+    """A layer norm over the last axis."""
+
+    weight: Array
+    bias: Array
+    eps: float
+    far: float
+
+    def forward(self, x: Array) -> Array:
+        c = x - x.mean(-1, keepdims=True)
+        return c / np.sqrt((c**2).mean(-1, keepdims=True) + self.eps) * self.weight + self.bias
+
+    def back(self, m: Array, x: Array, x0: Array) -> Array:
+        """Centre, variance, root, product, weight – from the last to the first, row by row."""
+        found = np.zeros_like(m)
+        for i in range(len(m)):
+            c, c0 = x[i] - x[i].mean(), x0[i] - x0[i].mean()
+            r, r0 = 1 / math.sqrt((c**2).mean() + self.eps), 1 / math.sqrt((c0**2).mean() + self.eps)
+            apart = math.log(r / r0)
+            odds = math.exp(2 * beyond(apart, self.far) * apart)  # of the weights of the two sides
+            w, w0 = odds / (1 + odds), 1 / (1 + odds)
+            m_product = m[i] * self.weight
+            m_r = (m_product * (w * c + w0 * c0)).sum()
+            m_v = m_r * -((r * r0) ** 2) / (r + r0)
+            m_c = m_product * (w0 * r + w * r0) + m_v * (c + c0) / len(c)
+            found[i] = m_c - m_c.mean()
+        return found
+
+
+def softmax(z: Array) -> Array:
+    e = np.exp(z - z.max())
+    return e / e.sum()
+
+
+def log_sum(z: Array) -> float:
+    return float(z.max() + np.log(np.exp(z - z.max()).sum()))
+
+
+def softmax_back(m: Array, z: Array, z0: Array, far: float) -> Array:
+    """Of one row: first z less t log s, then the softmax of that, which is the same one."""
+    log_s, log_s0 = log_sum(z), log_sum(z0)
+    t = beyond(log_s - log_s0, far)
+    m = plain_softmax_back(m, z - t * log_s, z0 - t * log_s0)
+    shift = max(log_s, log_s0)  # log s = log Σe: the slope of each exponential over that of the logarithm's inverse
+    exp = lambda part: np.exp(part - shift)  # noqa: E731
+    share = slope(exp, exp, z, z0) / slope(exp, exp, np.array(log_s), np.array(log_s0))
+    return m - t * share * m.sum()
+
+
+def plain_softmax_back(m: Array, z: Array, z0: Array) -> Array:
+    """Of one row: Δp = Δe · mean(1/s, 1/s₀) − ē · Δs/(s·s₀)."""
+    shift = max(z.max(), z0.max())
+    e, e0 = np.exp(z - shift), np.exp(z0 - shift)
+    s, s0 = e.sum(), e0.sum()
+    m_e = m * (1 / s + 1 / s0) / 2 - (m * (e + e0) / 2).sum() / (s * s0)
+    return m_e * slope(lambda part: np.exp(part - shift), lambda part: np.exp(part - shift), z, z0)
+
+
+class Bert:
+    """The weights of a BERT classifier, and what happens to one side."""
+
+    def __init__(self, model: Any, far: float) -> None:
+        self.far = far
+        self.p: dict[str, Array] = {name: part.detach().numpy() for name, part in model.named_parameters()}
+        self.heads, self.layers = model.config.num_attention_heads, model.config.num_hidden_layers
+        self.eps = model.config.layer_norm_eps
+
+    def linear(self, name: str, x: Array) -> Array:
+        return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
+
+    def linear_back(self, name: str, m: Array) -> Array:
+        return m @ self.p[f"{name}.weight"]
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.p[f"{name}.weight"], self.p[f"{name}.bias"], self.eps, self.far)
+
+    def split(self, x: Array) -> list[Array]:
+        return np.split(x, self.heads, axis=-1)
+
+    def forward(self, x: Array) -> dict[str, Array]:
+        """Everything that goes into an operation which is not linear, and the logits."""
+        seen: dict[str, Any] = {}
+        seen["words"] = x + self.p["bert.embeddings.position_embeddings.weight"][: len(x)]
+        seen["words"] = seen["words"] + self.p["bert.embeddings.token_type_embeddings.weight"][0]
+        h = self.norm("bert.embeddings.LayerNorm").forward(seen["words"])
+        for layer in range(self.layers):
+            at = f"bert.encoder.layer.{layer}"
+            parts = {
+                name: self.split(self.linear(f"{at}.attention.self.{name}", h)) for name in ("query", "key", "value")
+            }
+            contexts = []
+            for head in range(self.heads):
+                q, k, v = (parts[name][head] for name in ("query", "key", "value"))
+                z = q @ k.T / math.sqrt(q.shape[1])
+                p = np.stack([softmax(row) for row in z])
+                seen |= {f"{layer} {head} {name}": part for name, part in zip("qkvzp", (q, k, v, z, p), strict=True)}
+                contexts.append(p @ v)
+            seen[f"{layer} attended"] = self.linear(f"{at}.attention.output.dense", np.concatenate(contexts, -1)) + h
+            h = self.norm(f"{at}.attention.output.LayerNorm").forward(seen[f"{layer} attended"])
+            seen[f"{layer} inner"] = self.linear(f"{at}.intermediate.dense", h)
+            seen[f"{layer} out"] = self.linear(f"{at}.output.dense", gelu(seen[f"{layer} inner"])) + h
+            h = self.norm(f"{at}.output.LayerNorm").forward(seen[f"{layer} out"])
+        seen["pooled"] = self.linear("bert.pooler.dense", h[:1])
+        seen["logits"] = self.linear("classifier", np.tanh(seen["pooled"]))[0]
+        return seen
+
+    def multipliers(self, here: Mapping[str, Array], there: Mapping[str, Array], label: int) -> Array:
+        def both(name: str) -> tuple[Array, Array]:
+            return here[name], there[name]
+
+        m = self.p["classifier.weight"][label][None]
+        m = m * slope(np.tanh, lambda z: 1 - np.tanh(z) ** 2, *both("pooled"))
+        m_h = np.zeros_like(here["words"])
+        m_h[:1] = self.linear_back("bert.pooler.dense", m)
+        for layer in reversed(range(self.layers)):
+            at = f"bert.encoder.layer.{layer}"
+            m_out = self.norm(f"{at}.output.LayerNorm").back(m_h, *both(f"{layer} out"))
+            m_inner = self.linear_back(f"{at}.output.dense", m_out)
+            m_inner = m_inner * slope(gelu, gelu_derivative, *both(f"{layer} inner"))
+            m_h = m_out + self.linear_back(f"{at}.intermediate.dense", m_inner)
+            m_attended = self.norm(f"{at}.attention.output.LayerNorm").back(m_h, *both(f"{layer} attended"))
+            m_contexts = self.split(self.linear_back(f"{at}.attention.output.dense", m_attended))
+            m_parts: dict[str, list[Array]] = {"query": [], "key": [], "value": []}
+            for head, m_context in enumerate(m_contexts):
+                q, k, v, p = (sum(both(f"{layer} {head} {name}")) / 2 for name in "qkvp")
+                m_p, m_v = m_context @ v.T, p.T @ m_context
+                pairs = zip(m_p, *both(f"{layer} {head} z"), strict=True)
+                m_z = np.stack([softmax_back(*rows, self.far) for rows in pairs]) / math.sqrt(q.shape[1])
+                for name, part in (("query", m_z @ k), ("key", m_z.T @ q), ("value", m_v)):
+                    m_parts[name].append(part)
+            m_h = m_attended
+            for name, parts in m_parts.items():
+                m_h = m_h + self.linear_back(f"{at}.attention.self.{name}", np.concatenate(parts, -1))
+        return self.norm("bert.embeddings.LayerNorm").back(m_h, *both("words"))
+
+
+def scores(
+    model: Any, x: Float[np.ndarray, "token model"], x0: Float[np.ndarray, "token model"], label: int, far: float = FAR
+) -> Float[np.ndarray, "token"]:
+    bert = Bert(model, far)
+    return ((x - x0) * bert.multipliers(bert.forward(x), bert.forward(x0), label)).sum(-1)

@@ -1,0 +1,231 @@
+"""Relevance propagation (Transformer-Explainability) on BERT and on ViT, walked by hand from the last operation to the
+first, as section 2.5 of the specification states it. One sample at a time, no autograd, no code of clearhead's."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+EPS = 1e-9
+
+
+def safe_divide(a: Any, b: Any) -> np.ndarray:
+    """0 where b = 0, else a / (b + ε), with ε of fixed sign."""
+    a, b = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+    below = b + EPS
+    below = np.where(below == 0, EPS, below)
+    return np.where(b == 0, 0.0, a / below)
+
+
+def linear(variant: str, r: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    xp, xn, wp, wn = np.maximum(x, 0), np.minimum(x, 0), np.maximum(weight, 0), np.minimum(weight, 0)
+    zp, zn = xp @ wp.T, xn @ wn.T
+    if variant == "ours":
+        s = safe_divide(r, zp + zn)
+        return xp * (s @ wp) + xn * (s @ wn)
+    return xp * (safe_divide(r, zp) @ wp) + xn * (safe_divide(r, zn) @ wn)
+
+
+def add(variant: str, r: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    s = safe_divide(r, a + b)
+    to_a, to_b = a * s, b * s
+    if variant == "ours":
+        sum_a, sum_b, whole = to_a.sum(), to_b.sum(), r.sum()
+        share_a = safe_divide(abs(sum_a), abs(sum_a) + abs(sum_b)) * whole
+        share_b = safe_divide(abs(sum_b), abs(sum_a) + abs(sum_b)) * whole
+        to_a, to_b = to_a * safe_divide(share_a, sum_a), to_b * safe_divide(share_b, sum_b)
+    return to_a, to_b
+
+
+def clone(x: np.ndarray, *branches: np.ndarray) -> np.ndarray:
+    return x * sum(safe_divide(r, x) for r in branches)
+
+
+def product(r: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The caller of the rule halves both."""
+    s = safe_divide(r, x @ y)
+    return x * (s @ y.swapaxes(-1, -2)) / 2, y * (x.swapaxes(-1, -2) @ s) / 2
+
+
+@dataclass
+class Found:
+    """P_b of every layer, and what arrives at the inputs."""
+
+    maps: list[Float[np.ndarray, "head query key"]] = field(default_factory=list)
+    encoder: np.ndarray | None = None
+    inputs: np.ndarray | None = None
+
+
+def _heads(x: np.ndarray, count: int) -> np.ndarray:
+    return x.reshape(len(x), count, -1).transpose(1, 0, 2)
+
+
+def _joined(x: np.ndarray) -> np.ndarray:
+    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    raised = np.exp(scores - scores.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+class Walk:
+    """The forward pass of one model, kept operation by operation."""
+
+    def __init__(self, model: Any, variant: str) -> None:
+        self.weights = {name: part.detach().double().numpy() for name, part in model.state_dict().items()}
+        self.config, self.variant = model.config, variant
+
+    def weight(self, name: str) -> np.ndarray:
+        return self.weights[f"{name}.weight"]
+
+    def apply(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.weight(name).T + self.weights[f"{name}.bias"]
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.config.layer_norm_eps)
+        return scaled * self.weight(name) + self.weights[f"{name}.bias"]
+
+    def attend(
+        self, names: tuple[str, str, str], x: np.ndarray, mask: np.ndarray | float = 0.0
+    ) -> tuple[np.ndarray, ...]:
+        count = self.config.num_attention_heads
+        q, k, v = (_heads(self.apply(name, x), count) for name in names)
+        attention = _softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + mask)
+        return q, k, v, attention, _joined(attention @ v)
+
+    def attended(
+        self,
+        r: np.ndarray,
+        names: tuple[str, str, str],
+        x: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        attention: np.ndarray,
+        found: Found,
+        mask: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        """From the joined heads to what query, key and value are made of; a mask that is added takes its share."""
+        to_a, to_v = product(_heads(r, len(q)), attention, v)
+        found.maps.insert(0, to_a)
+        if mask is not None:
+            to_a, _ = add(
+                self.variant, to_a, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), np.broadcast_to(mask, to_a.shape)
+            )
+        to_q, to_k = product(to_a, q, k.swapaxes(-1, -2))
+        parts = (to_q, to_k.swapaxes(-1, -2), to_v)
+        weights = [self.weight(name) for name in names]
+        return [linear(self.variant, _joined(part), x, w) for part, w in zip(parts, weights, strict=True)]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+
+
+def bert(model: Any, ids: list[int], label: int, variant: str, mask: list[int] | None = None) -> Found:
+    """`mask` is 1 for tokens and 0 for padding: the authors add one to attention also where nothing is hidden."""
+    walk, found = Walk(model, variant), Found()
+    hidden = None if mask is None else (1.0 - np.array(mask)) * np.finfo(np.float32).min
+    table = "bert.embeddings"
+    word = walk.weight(f"{table}.word_embeddings")[ids]
+    typed = walk.weight(f"{table}.token_type_embeddings")[[0] * len(ids)]
+    position = walk.weight(f"{table}.position_embeddings")[: len(ids)]
+    x = walk.norm(f"{table}.LayerNorm", word + typed + position)
+    kept = []
+    for layer in range(model.config.num_hidden_layers):
+        at = f"bert.encoder.layer.{layer}"
+        names = tuple(f"{at}.attention.self.{name}" for name in ("query", "key", "value"))
+        q, k, v, attention, joined = walk.attend(names, x, 0.0 if hidden is None else hidden)
+        projected = walk.apply(f"{at}.attention.output.dense", joined)
+        middle = walk.norm(f"{at}.attention.output.LayerNorm", projected + x)
+        wide = gelu(walk.apply(f"{at}.intermediate.dense", middle))
+        narrow = walk.apply(f"{at}.output.dense", wide)
+        kept.append((at, names, x, q, k, v, attention, joined, projected, middle, wide, narrow))
+        x = walk.norm(f"{at}.output.LayerNorm", narrow + middle)
+    pooled = np.tanh(walk.apply("bert.pooler.dense", x[0]))
+    r = np.zeros(model.config.num_labels)
+    r[label] = 1
+    r = linear(variant, r, pooled, walk.weight("classifier"))
+    r = linear(variant, r, x[0], walk.weight("bert.pooler.dense"))
+    whole = np.zeros_like(x)
+    whole[0] = x[0] * safe_divide(r, x[0])
+    r = whole
+    for at, names, x, q, k, v, attention, joined, projected, middle, wide, narrow in reversed(kept):
+        to_narrow, skip = add(variant, r, narrow, middle)
+        through = linear(variant, to_narrow, wide, walk.weight(f"{at}.output.dense"))
+        through = linear(variant, through, middle, walk.weight(f"{at}.intermediate.dense"))
+        r = clone(middle, through, skip)
+        to_projected, skip = add(variant, r, projected, x)
+        through = linear(variant, to_projected, joined, walk.weight(f"{at}.attention.output.dense"))
+        branches = walk.attended(through, names, x, q, k, v, attention, found, hidden)
+        r = clone(x, clone(x, *branches), skip)
+    found.encoder = r
+    both, _ = add(variant, r, word + typed, position)
+    found.inputs, _ = add(variant, both, word, typed)
+    return found
+
+
+def vit(model: Any, pixels: Float[np.ndarray, "channel high wide"], label: int, variant: str) -> Found:
+    walk, found = Walk(model, variant), Found()
+    table = "vit.embeddings"
+    kernel = walk.weights[f"{table}.patch_embeddings.projection.weight"]
+    side = kernel.shape[-1]
+    patches = _patches(pixels, side)
+    tokens = patches @ kernel.reshape(len(kernel), -1).T + walk.weights[f"{table}.patch_embeddings.projection.bias"]
+    tokens = np.concatenate([walk.weights[f"{table}.cls_token"][0], tokens])
+    position = walk.weights[f"{table}.position_embeddings"][0]
+    x = tokens + position
+    kept = []
+    for at in (f"vit.layers.{layer}" for layer in range(model.config.num_hidden_layers)):
+        names = tuple(f"{at}.attention.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+        normed = walk.norm(f"{at}.layernorm_before", x)
+        q, k, v, attention, joined = walk.attend(names, normed)
+        projected = walk.apply(f"{at}.attention.o_proj", joined)
+        middle = projected + x
+        again = walk.norm(f"{at}.layernorm_after", middle)
+        wide = gelu(walk.apply(f"{at}.mlp.fc1", again))
+        narrow = walk.apply(f"{at}.mlp.fc2", wide)
+        kept.append((at, names, x, normed, q, k, v, attention, joined, projected, middle, again, wide, narrow))
+        x = narrow + middle
+    last = walk.norm("vit.layernorm", x)
+    r = np.zeros(model.config.num_labels)
+    r[label] = 1
+    whole = np.zeros_like(x)
+    whole[0] = last[0] * safe_divide(linear(variant, r, last[0], walk.weight("classifier")), last[0])
+    r = whole
+    for at, names, x, normed, q, k, v, attention, joined, projected, middle, again, wide, narrow in reversed(kept):
+        to_narrow, skip = add(variant, r, narrow, middle)
+        through = linear(variant, to_narrow, wide, walk.weight(f"{at}.mlp.fc2"))
+        through = linear(variant, through, again, walk.weight(f"{at}.mlp.fc1"))
+        r = clone(middle, skip, through)
+        to_projected, skip = add(variant, r, projected, x)
+        through = linear(variant, to_projected, joined, walk.weight(f"{at}.attention.o_proj"))
+        r = clone(x, skip, sum(walk.attended(through, names, normed, q, k, v, attention, found)))
+    found.encoder = r
+    to_tokens, _ = add(variant, r, tokens, position)
+    found.inputs = _bounded(to_tokens[1:], patches, kernel.reshape(len(kernel), -1), pixels.min(), pixels.max())
+    return found
+
+
+def _patches(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Row by row, each as one vector: channel, row, column."""
+    _, high, wide = pixels.shape
+    return np.array(
+        [
+            pixels[:, top : top + side, left : left + side].reshape(-1)
+            for top in range(0, high, side)
+            for left in range(0, wide, side)
+        ]
+    )
+
+
+def _bounded(r: np.ndarray, x: np.ndarray, weight: np.ndarray, low: float, high: float) -> np.ndarray:
+    """The z^B rule; a patch convolution is one linear map of each patch."""
+    more, less = np.maximum(weight, 0), np.minimum(weight, 0)
+    lows, highs = np.full_like(x, low), np.full_like(x, high)
+    s = r / (x @ weight.T - lows @ more.T - highs @ less.T + EPS)
+    return x * (s @ weight) - lows * (s @ more) - highs * (s @ less)
