@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes a lock file: the exact versions that pyproject.toml's core + vision + shap + flow + bench + dev resolve to in a fresh environment.
+# Writes a lock file: the exact versions that pyproject.toml's core + vision + shap + flow + bench + web + code + dev resolve to in a fresh environment.
 #
 #   scripts/lock.sh requirements.lock
 #   scripts/lock.sh requirements-oldest.lock transformers==5.0.0
@@ -18,7 +18,7 @@ trap 'rm -rf "$scratch"' EXIT
 "${PYTHON:-python3}" -m venv "$scratch/venv"
 pip=("$scratch/venv/bin/python" -m pip --disable-pip-version-check)
 
-editables=(-e ".[vision,shap,flow,bench,dev]")
+editables=(-e ".[vision,shap,flow,bench,web,code,dev]")
 for project in packages/*/pyproject.toml; do
     [ -e "$project" ] && editables+=(-e "$(dirname "$project")")
 done
@@ -32,7 +32,7 @@ done
     echo "# Made by \`make lock\` (scripts/lock.sh $lock${*:+ $*}) with $("$scratch/venv/bin/python" --version). Do not edit."
     "${pip[@]}" freeze --all --exclude-editable --exclude pip |
         sed -E 's/^([A-Za-z0-9._-]+==[^+ ]+)\+[A-Za-z0-9.]+$/\1/' |
-        grep -v -i -E '^(nvidia-|cuda-|triton)'
+        grep -v -i -E '^(nvidia-|cuda-)'
 } > "$scratch/lock"
 if grep -n -E ' @ |://' "$scratch/lock"; then
     echo "lock.sh: the lines above are addresses, not versions; $lock is left as it was" >&2
