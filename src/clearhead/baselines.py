@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clearhead.errors import InputError, Refusal
+from clearhead.fills import black, blurred
 from clearhead.methods.paths import EXAMPLE
 from clearhead.plan import Plan
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest, hooks, lock_of
-from clearhead.subjects.base import How
+from clearhead.subjects.base import How, device_of
 
 #: What words, pictures and other numbers can be held against.
 OF_WORDS, OF_PIXELS, OF_NUMBERS = ("pad", "mask", "mean", "zero"), ("zero", "black", "mean", "blur"), ("zero",)
@@ -66,7 +66,7 @@ class Baselines:
         elif name == "mean":
             made = x.mean((-2, -1), keepdim=True).expand_as(x)
         else:
-            made = self._black(x) if name == "black" else blurred(x)
+            made = black(getattr(self.subject, "processor", None), x) if name == "black" else blurred(x)
         if self._zero_is_padding(leaf) and not made.any():
             raise Refusal(
                 f"{type(self.recorder.model).__name__} takes a picture that is zero everywhere for padding, so "
@@ -173,38 +173,15 @@ class Baselines:
     def _word(self, leaf: str, index: int) -> Tensor:
         """As the model looks it up: some scale their embeddings there."""
         lookup = self._lookup(leaf)
-        weight: Any = lookup.weight
-        return lookup(torch.tensor([[index]], device=weight.device))[0, 0].detach()
+        return lookup(torch.tensor([[index]], device=device_of(lookup)))[0, 0].detach()
 
     @torch.no_grad()
     def _mean_word(self, leaf: str) -> Tensor:
         lookup = self._lookup(leaf)
         weight: Any = lookup.weight
-        parts = torch.arange(len(weight), device=weight.device).split(8192)
+        parts = torch.arange(len(weight), device=device_of(lookup)).split(8192)
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return torch.stack([lookup(part[None])[0].to(wide).sum(0) for part in parts]).sum(0) / len(weight)
-
-    def _black(self, x: Tensor) -> Tensor:
-        """Black as the processor would hand it over."""
-        processor: Any = getattr(self.subject, "processor", None)
-        processor = getattr(processor, "image_processor", processor)
-        if processor is None:
-            raise InputError("baseline='black' needs the image processor, which knows what black becomes: load it, too")
-        if not getattr(processor, "do_normalize", False):
-            return torch.zeros_like(x)
-        mean, std = (torch.as_tensor(getattr(processor, f"image_{name}")).to(x) for name in ("mean", "std"))
-        return (-mean / std)[:, None, None].expand_as(x)
-
-
-def blurred(x: Tensor) -> Tensor:
-    """Pictures without detail: a Gaussian an eighth of their width wide."""
-    for axis in (-2, -1):
-        size = x.shape[axis]
-        sigma = size / 8
-        places = torch.arange(size, device=x.device, dtype=x.dtype)
-        weights = F.softmax(-((places[:, None] - places[None]) ** 2) / (2 * sigma**2), dim=1)
-        x = torch.movedim(torch.movedim(x, axis, -1) @ weights.T, -1, axis)
-    return x
 
 
 def _forgets_length(module: nn.Module) -> bool:

@@ -64,11 +64,6 @@ def load(
         changed = moved or kind not in (None, now)  # otherwise the caller's own model stays where and as it is
         if changed and not _stays(model, device, dtype):
             model = copy.deepcopy(model).to(place or at, kind or now)
-    if next(model.parameters()).device.type == "meta":
-        raise Refusal(
-            f"the first weights of {type(model).__name__} are not in memory: keep its embeddings there, only the "
-            "layers after them may be offloaded (device_map)"
-        )
     if isinstance(processor, Reader):
         subject: Subject = processor.subject(model, processor, readout, called)
     else:

@@ -158,7 +158,7 @@ def test_baselines_that_are_not_there() -> None:
     with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not known: .*zero, black, mean, blur"):
         picture.explain(models.inputs("vit/image")[0], Method("integrated-gradients", baseline="pad"))
     bare = clearhead.load(picture.subject.model)
-    with pytest.raises(clearhead.InputError, match="needs the image processor"):
+    with pytest.raises(clearhead.InputError, match="without the image processor"):
         bare.explain(bare.subject.example(), Method("integrated-gradients", baseline="black"))
     with pytest.raises(clearhead.InputError, match="steps=0 is not possible"):
         text.explain(models.TEXTS[0], Method("integrated-gradients", steps=0))

@@ -482,16 +482,16 @@ def test_words_that_are_on_disk_are_looked_up_where_accelerate_says(tmp_path):
     model = spread("disk", tmp_path)
     assert model.model.embed_tokens.weight.device.type == "meta"
     assert device_of(model) == device_of(model.model.embed_tokens) == torch.device("cpu")
-    with pytest.raises(Refusal, match="not in memory"):
-        clearhead.load(model)
 
 
-def test_a_model_that_is_spread_over_devices(tmp_path):
-    given = {"input_ids": torch.arange(5, 10)[None]}
-    plain = explainer("llama").explain(given)
-    model = spread("cpu", tmp_path)
+@pytest.mark.parametrize("words", ["cpu", "disk"])
+def test_a_model_that_is_spread_over_devices(words, tmp_path):
+    given, methods = {"input_ids": torch.arange(5, 10)[None]}, ["generic", "integrated-gradients", "occlusion"]
+    plain = clearhead.load(made("llama")).explain(given, method=methods)
+    model = spread(words, tmp_path)
     ex = clearhead.load(model)
-    assert np.allclose(ex.explain(given).scores, plain.scores, rtol=1e-9)
+    for method, found in ex.explain(given, method=methods).items():
+        assert np.allclose(found.scores, plain[method].scores, rtol=1e-9), method
     assert len(ex.explain(given, target=Generated(), max_new_tokens=2).steps) == 2
     with pytest.raises(InputError, match="spread over devices"):
         clearhead.load(model, dtype="float32")

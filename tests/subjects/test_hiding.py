@@ -9,8 +9,8 @@ import transformers
 
 import clearhead
 from clearhead import Method
+from clearhead.fills import black
 from clearhead.subjects import How
-from clearhead.subjects.hidden_patches import black
 from clearhead.subjects.hiding import players_of
 from tests import joint_models, models
 from tests.methods import twins
@@ -159,7 +159,7 @@ def test_noise_is_cut_along_a_grid(size: tuple[int, int]) -> None:
 
 
 def test_blur_and_black_are_those_of_baselines() -> None:
-    from clearhead.baselines import blurred
+    from clearhead.fills import blurred
 
     made, whole = sample("vit/image", models.inputs("vit/image")[0])
     pixels = whole.inputs["pixel_values"]

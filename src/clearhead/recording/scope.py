@@ -87,8 +87,10 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(False)
         for table, _ in waiting:
             table.clear()
+        # Weights that are offloaded are nowhere ("meta") between passes; where the others are, the numbers are, too.
+        kinds = (parameter.device.type for parameter in model.parameters())
         with (
-            torch.autocast(next(model.parameters()).device.type, enabled=False),
+            torch.autocast(next((kind for kind in kinds if kind != "meta"), "cpu"), enabled=False),
             torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: they are not the user's
         ):
             yield

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.baselines import blurred
 from clearhead.errors import InputError, Refusal, unknown
+from clearhead.fills import black, blurred
 from clearhead.subjects.base import Sample
 from clearhead.subjects.hierarchy import Hierarchy, of_places
 from clearhead.subjects.pictures import pair
@@ -139,20 +139,3 @@ class InPicture(Players):
         cells = np.arange(rows * columns).reshape(rows, columns)
         starts = [(r, c) for r in range(rows - high + 1) for c in range(columns - wide + 1)]
         return rows_of([cells[r : r + high, c : c + wide].flatten().tolist() for r, c in starts], self.count)
-
-
-def black(
-    processor: Any, like: Float[Tensor, "*batch channel height width"]
-) -> Float[Tensor, "*batch channel height width"]:
-    """Black as the processor of pictures (that of a model of several streams has one) would hand it over."""
-    processor = getattr(processor, "image_processor", processor)
-    normalised = getattr(processor, "do_normalize", None)
-    if normalised is None:
-        raise InputError(
-            "which numbers are black is not known without the image processor: load it together with the model, or "
-            "choose 'mean' or 'blur'"
-        )
-    if not normalised:
-        return torch.zeros_like(like)
-    mean, std = (torch.as_tensor(getattr(processor, f"image_{name}")).to(like) for name in ("mean", "std"))
-    return (-mean / std)[:, None, None].expand_as(like)

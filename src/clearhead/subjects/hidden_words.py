@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError, unknown
 from clearhead.subjects.answers import Answered
-from clearhead.subjects.base import Sample
+from clearhead.subjects.base import Sample, device_of
 from clearhead.subjects.hierarchy import Hierarchy, of_words, pieces
 from clearhead.subjects.players import Players, packed, rows_of
 from clearhead.units import LEVELS, Axis, Units, numbered
@@ -136,8 +136,10 @@ class InText(Players):
         if "input_ids" in inputs:
             inputs["input_ids"] = inputs["input_ids"].masked_fill(~kept.to(inputs["input_ids"].device), token or 0)
         else:
-            vectors, table = inputs["inputs_embeds"], self.subject.embeddings.weight.detach()
-            inputs["inputs_embeds"] = torch.where(kept.to(vectors.device)[:, None], vectors, table[token].to(vectors))
+            vectors, lookup = inputs["inputs_embeds"], self.subject.embeddings
+            with torch.no_grad():
+                instead = lookup(torch.tensor([[token or 0]], device=device_of(lookup)))[0].to(vectors)
+            inputs["inputs_embeds"] = torch.where(kept.to(vectors.device)[:, None], vectors, instead)
         return replace(self.sample, inputs=inputs)
 
     def _deleted(self, kept: Bool[Tensor, "unit"]) -> Sample:
