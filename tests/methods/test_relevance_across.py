@@ -78,11 +78,20 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
         assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
 
 
-def test_generic_by_relevance_refuses_detectors() -> None:
-    """Ours are 0.03 to 0.5 of the largest score from the authors' `…_lrp`, with relevance for positions or not."""
-    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()["case0/pixel_values"])}
-    with pytest.raises(clearhead.Refusal, match="lrp=True cannot explain a detector"):
-        Detection.explainer().explain(pixels, Method("generic", lrp=True), target=clearhead.Query(0))
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize("query", ["q0_pred", "q3_pred", "q5_c2"])
+@pytest.mark.parametrize(
+    ("theirs", "options"),
+    [("ours_lrp", {}), ("ours_nonorm_lrp", {"normalise": False}), ("ours_noself10_lrp", {"within": False})],
+)
+def test_generic_by_relevance_on_detr(case: str, query: str, theirs: str, options: dict[str, bool]) -> None:
+    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
+    with np.load(DATA / "detr" / "relevance.npz") as file:
+        expected = file[f"{case}/{query}/{theirs}/scores"]
+        index, label = (int(file[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
+    method = Method("generic", lrp=True, **options)
+    e = Detection.explainer().explain(pixels, method, target=clearhead.Query(index, label), profile="mm_detr")
+    assert gap(e["image"].scores, expected) < 1e-6
 
 
 METHODS: list[Any] = ["partial-lrp", "transformer-attribution", "lrp", "attn-lrp", Method("generic", lrp=True)]

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import Refusal
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.recording.tape import Call, Tape
@@ -45,14 +44,13 @@ class GenericAcross(AcrossFold):
     lrp: bool = of_authors(False)
 
     beside: ClassVar[bool] = True
-    family: ClassVar[Relevance] = Relevance()
+
+    @property
+    def family(self) -> Relevance:
+        """Rules of relevance; those of the authors' DETR differ."""
+        return Relevance(positions=False, kept=True) if "queries" in self.frames else Relevance()
 
     def begin(self) -> None:
-        if self.lrp and "queries" in self.frames:
-            raise Refusal(
-                "generic with lrp=True cannot explain a detector: the authors' rules of propagation for DETR are a "
-                "family of their own, which is not among ours, and with ours the scores are others than theirs"
-            )
         self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:

@@ -67,17 +67,19 @@ class Relevance(Family):
     """`positions` says whether constants that are added to units' vectors take their share of the relevance.
 
     Constants that are added to maps of attention take none: a mask, also where it hides nothing, would take its 1e-9.
-    With `mask` it does, and is added also where there is none, as in the authors' BERT.
+    With `mask` it does, and is added also where there is none, as in the authors' BERT. With `kept`, what arrives in
+    front of a linear map is scaled to the sum of what came to it, as in the authors' DETR.
     """
 
     variant: Variant = "ours"
     positions: bool = True
     mask: bool = False
+    kept: bool = False
 
     name: ClassVar[str] = "relevance propagation"
 
     def twice(self) -> Family:
-        return Twice(self.variant, self.positions, self.mask)
+        return Twice(self.variant, self.positions, self.mask, self.kept)
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         if x not in uses:
@@ -96,7 +98,8 @@ class Relevance(Family):
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
-            return (self._activators(r, x, lambda x, w: x @ w.mT, lambda s, w: s @ w, weight),)
+            found = self._activators(r, x, lambda x, w: x @ w.mT, lambda s, w: s @ w, weight)
+            return (_scaled(found, divided(r.flatten(1).sum(1), found.flatten(1).sum(1))) if self.kept else found,)
 
         return ruled(apply, rule, x)
 
@@ -133,7 +136,7 @@ class Relevance(Family):
         return sum(part * back(divided(r, z), w) for (part, w), z in zip(pairs, (first, second), strict=True))  # type: ignore[return-value]
 
     def add(self, a: Tensor, b: Tensor, size: int, in_place: bool = False) -> Tensor:
-        constant = not (a.requires_grad and b.requires_grad)
+        constant = not all(part.requires_grad and not _learned(part) for part in (a, b))
 
         def rule(r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             if constant and not (self.positions if r.dim() == 3 else self.mask):  # units' vectors, or maps
@@ -166,7 +169,9 @@ class Relevance(Family):
     def map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
             z, back = _vjp(apply, x)
-            return (x * back(divided(r, z))[0],)
+            found = x * back(divided(r, z))[0]
+            # The values in a detector's first layer are constant; its attention gets half all the same.
+            return (found / 2 if self.kept else found,)
 
         return ruled(apply, rule, x)
 
@@ -227,6 +232,14 @@ def _vjp(apply: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Callabl
 def _cloned(r: Tensor, x: Tensor) -> Tensor:
     """x ⊙ Σ R_i / x, for what came back from several operations together: nothing where x is zero."""
     return x * divided(r, x)
+
+
+def _learned(x: Tensor) -> bool:
+    """Whether it is a parameter, moved or repeated but not computed with, as a detector's queries are."""
+    node = x.grad_fn
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return isinstance(getattr(node, "variable", x if x.is_leaf else None), nn.Parameter)
 
 
 def _by_sample(part: Tensor, size: int) -> Tensor:
