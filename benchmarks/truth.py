@@ -1,7 +1,7 @@
 """Which methods find what is known to be the reason? The zoo's known-answer models, every method, with intervals.
 
-    python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--count 100]
-        [--figures "minimal average precision"] [--json truth.json]
+    python benchmarks/truth.py [--models logic,recall] [--methods generic,grad-sam | all] [--without flow] [--count 100]
+        [--figures "minimal average precision"] [--json truth.json] [--device cuda]
 
 Prints one table a figure: methods × models, mean [95 % bootstrap interval] · rank. A range of ranks is a tie: those
 methods cannot be told apart on these examples (paired Wilcoxon tests, Holm's correction). "–": does not apply or
@@ -31,7 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(TASKS))
     parser.add_argument("--methods", default="all")
+    parser.add_argument("--without", default="", help="methods to leave out, with commas between them")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--by", default="score")
     parser.add_argument(
         "--figures", default="minimal precision,minimal average precision,sufficient average precision,minimal rank"
@@ -39,11 +41,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = sorted(REGISTRY) if arguments.methods == "all" else arguments.methods.split(",")
+    names = [name for name in names if name not in arguments.without.split(",")]
     protocol = Truth(by=arguments.by)
     measured, refused = {}, {}
     for model in arguments.models.split(","):
         started = time.perf_counter()
-        ex = clearhead.load(f"zoo:{model}")
+        ex = clearhead.load(f"zoo:{model}", device=arguments.device)
         methods, refused[model] = applicable(ex, with_controls(names))
         examples = list(read("known", task=model, count=arguments.count))
         measured[model] = []

@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--from", dest="measured", type=Path, nargs="+", required=True, help="what truth.py wrote")
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
-    rows = [row for path in options.measured for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    read = [row for path in options.measured for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    # A model's methods may be measured in several runs; the controls are in each of them.
+    rows = list({(row["model"], row["example"], row["method"], row["part"]): row for row in read}.values())
     models = list(dict.fromkeys(row["model"] for row in rows))
     tables = {figure: [c for model in models for c in _columns(model, rows, figure)] for figure in FIGURES}
     for model in models:
