@@ -48,20 +48,31 @@ def read_whole(ex: "Explainer", example: Example, protocol: Protocol) -> Whole:
     return Whole(example, ex.subject.cut(sample, steps), steps[0])
 
 
-class Looks:
-    """A table from altered inputs to the scores of all classes. `asked` and `passed` count inputs."""
+Scores = dict[bytes, Float[np.ndarray, "label"]]
 
-    def __init__(self, ex: "Explainer") -> None:
+
+class Looks:
+    """A table from altered inputs to the scores of all classes. `asked` and `passed` count inputs.
+
+    `bare` inputs, of which nothing is left, are the same for many examples: their scores may be shared by several
+    tables. They go through the model one by one, so that what they score depends on nothing that went beside them.
+    """
+
+    def __init__(self, ex: "Explainer", bare: Scores | None = None) -> None:
         self.ex, self.subject = ex, ex.subject
-        self.table: dict[bytes, Float[np.ndarray, label]] = {}
+        self.table: Scores = {}
+        self.bare: Scores = {} if bare is None else bare
         self.waiting: dict[bytes, tuple[Sample, Target]] = {}
         self.asked = self.passed = 0
 
-    def ask(self, sample: Sample, target: Target) -> bytes:
+    def ask(self, sample: Sample, target: Target, bare: bool = False) -> bytes:
         """A ticket: `scores[ticket]` after `finish`."""
         key = _key(sample, target)
         self.asked += 1
-        if key not in self.table and key not in self.waiting:
+        if bare:
+            if key not in self.bare:
+                self.bare |= self._seen([key], [(sample, target)])
+        elif key not in self.table and key not in self.waiting:
             self.waiting[key] = (sample, target)
             if len(self.waiting) >= WAITING:
                 self.finish()
@@ -69,23 +80,23 @@ class Looks:
 
     def finish(self) -> None:
         """Look at whatever waits."""
-        recorder = self.ex.recorder
-        with recorder.lock, at_rest(recorder.model), torch.no_grad():
-            for keys in self._batches():
-                plan = Plan(
-                    self.subject, [self.waiting[key][0] for key in keys], [[self.waiting[key][1]] for key in keys]
-                )
-                with self.subject.scope():
-                    plan.value(self.subject.model(**plan.batch))
-                if plan.scores is None:
-                    raise InputError(f"{self.subject.model_class} gives no scores of classes to follow")
-                rows = plan.scores.double().cpu().numpy()
-                self.table |= dict(zip(keys, rows, strict=True))
-                self.passed += len(keys)
+        for keys in self._batches():
+            self.table |= self._seen(keys, [self.waiting[key] for key in keys])
         self.waiting = {}
 
+    def _seen(self, keys: list[bytes], batch: list[tuple[Sample, Target]]) -> Scores:
+        """One batch through the model."""
+        recorder = self.ex.recorder
+        with recorder.lock, at_rest(recorder.model), torch.no_grad(), self.subject.scope():
+            plan = Plan(self.subject, [sample for sample, _ in batch], [[target] for _, target in batch])
+            plan.value(self.subject.model(**plan.batch))
+        if plan.scores is None:
+            raise InputError(f"{self.subject.model_class} gives no scores of classes to follow")
+        self.passed += len(keys)
+        return dict(zip(keys, plan.scores.double().cpu().numpy(), strict=True))
+
     def __getitem__(self, ticket: bytes) -> Float[np.ndarray, "label"]:
-        return self.table[ticket]
+        return self.table[ticket] if ticket in self.table else self.bare[ticket]
 
     def _batches(self) -> Iterator[list[bytes]]:
         # a model without a padding token cannot tell the end of the shorter ones

@@ -91,7 +91,7 @@ class Perturbation(Protocol):
                 continue
             judges[place] = judge
             for part, method, altered in self._altered(ex, whole, place, explanations):
-                tickets = [looks.ask(sample, whole.target) for sample in altered]
+                tickets = [looks.ask(sample, whole.target, bare) for sample, bare in altered]
                 asked.append((place, method, part, [clean[place], *tickets]))
         looks.finish()
         made = []
@@ -117,8 +117,8 @@ class Perturbation(Protocol):
 
     def _altered(
         self, ex: "Explainer", whole: Whole, place: int, explanations: Explanations
-    ) -> Iterator[tuple[str, str, Iterator[Any]]]:
-        """Every part and method, with the altered inputs of its curve."""
+    ) -> Iterator[tuple[str, str, Iterator[tuple[Any, bool]]]]:
+        """Every part and method, with the altered inputs of its curve, and whether nothing is left of them."""
         first = next(iter(explanations.values()))[place]
         for stream in self.streams_of(first.streams, first):
             units = seen(whole, stream)
@@ -129,7 +129,8 @@ class Perturbation(Protocol):
                     part = replace(explained, units=units, scores=explained.scores[: len(units)])
                     for direction in self.directions:
                         masks = self.removed(part, direction, way, whole.example)
-                        yield f"{stream}/{fill}/{direction}", method, (way.without(gone) for gone in masks)
+                        altered = ((way.without(gone), way.bare(gone)) for gone in masks)
+                        yield f"{stream}/{fill}/{direction}", method, altered
 
     def streams_of(self, streams: Sequence[str], explanation: Any) -> Sequence[str]:
         """Of an explanation's streams those that this protocol removes from."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import clearhead
 from clearhead.bench.data import DataSet, Example
 from clearhead.bench.explaining import Explained, applicable, explained, method_of
-from clearhead.bench.looking import Looks
+from clearhead.bench.looking import Looks, Scores
 from clearhead.bench.planning import Job, Task, aligned
 from clearhead.bench.protocol import Protocol
 from clearhead.bench.store import Shard, rows_of
@@ -40,6 +40,7 @@ class Worker:
     def __init__(self, job: Job, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
         self.job = job
         self.given, self.data_given = ex, data
+        self.bare: Scores = {}
         self.protocols: dict[str, tuple[str, Protocol]] = {
             made.hash: (name, made) for name, made in zip(job.protocols, job.made_protocols(), strict=True)
         }
@@ -64,7 +65,7 @@ class Worker:
     def __call__(self, task: Task) -> Shard:
         """Every protocol on one chunk. Explanations of one target are made once, for all methods that need them."""
         examples = [aligned(self.data[place], self.data, self.ex) for place in task.places]
-        looks, rows = Looks(self.ex), []
+        looks, rows = Looks(self.ex, self.bare), []
         refused: dict[str, str] = {}
         shared: dict[str, Explained] = {}
         for settings, methods in task.missing:
