@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
+from clearhead.bench.captions import Captioned
 from clearhead.bench.data.base import Example
 from clearhead.bench.protocol import Protocol
 from clearhead.errors import InputError
@@ -31,6 +33,8 @@ class Whole:
     example: Example
     sample: Sample
     target: Target
+    #: What knows the classes that are judged by: the subject, or captions.
+    classes: Any
 
 
 def read_whole(ex: "Explainer", example: Example, protocol: Protocol) -> Whole:
@@ -45,7 +49,9 @@ def read_whole(ex: "Explainer", example: Example, protocol: Protocol) -> Whole:
     steps = ex.subject.steps(sample, wanted)
     if len(steps) != 1:
         raise InputError(f"{example.id!r} has {len(steps)} targets, and curves follow one: choose it, as Generated(0)")
-    return Whole(example, ex.subject.cut(sample, steps), steps[0])
+    if example.among is not None:
+        return Whole(example, sample, example.among.target(raw.text), example.among)
+    return Whole(example, ex.subject.cut(sample, steps), steps[0], ex.subject)
 
 
 Scores = dict[bytes, Float[np.ndarray, "label"]]
@@ -89,11 +95,17 @@ class Looks:
         recorder = self.ex.recorder
         with recorder.lock, at_rest(recorder.model), torch.no_grad(), self.subject.scope():
             plan = Plan(self.subject, [sample for sample, _ in batch], [[target] for _, target in batch])
-            plan.value(self.subject.model(**plan.batch))
-        if plan.scores is None:
+            output = self.subject.model(**plan.batch)
+            target = batch[0][1]
+            if isinstance(target, Captioned) and target.captions is not None:
+                scores: Tensor | None = target.captions.scores(output)
+            else:
+                plan.value(output)
+                scores = plan.scores
+        if scores is None:
             raise InputError(f"{self.subject.model_class} gives no scores of classes to follow")
         self.passed += len(keys)
-        return dict(zip(keys, plan.scores.double().cpu().numpy(), strict=True))
+        return dict(zip(keys, scores.double().cpu().numpy(), strict=True))
 
     def __getitem__(self, ticket: bytes) -> Float[np.ndarray, "label"]:
         return self.table[ticket] if ticket in self.table else self.bare[ticket]

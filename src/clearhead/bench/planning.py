@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.bench.captions import TEMPLATE
 from clearhead.bench.data import DataSet, Example, read
 from clearhead.bench.perturbed import PUBLISHED
 from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
@@ -29,7 +30,8 @@ WINDOW = 16
 class Job:
     """What is to be measured, in words: plain data, that a worker in another process can be handed.
 
-    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk.
+    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk. template: the captions of
+    classes, for a dual encoder.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Job:
     batch_size: int = 8
     seed: int = 0
     device: str | None = None
+    template: str = TEMPLATE
 
     def made_protocols(self) -> list[Protocol]:
         strange = [name for name in self.settings if name not in self.protocols]
@@ -134,7 +137,8 @@ def _add(digest: Any, part: Any) -> None:
 
 def base_key(model: str, content: str, versions: str, job: Job) -> str:
     """One word for everything that a chunk's figures depend on, but its methods and protocols."""
-    said = json.dumps([model, content, versions, job.batch_size, job.seed])
+    own = [] if job.template == TEMPLATE else [job.template]
+    said = json.dumps([model, content, versions, job.batch_size, job.seed, *own])
     return hashlib.sha256(said.encode()).hexdigest()[:24]
 
 

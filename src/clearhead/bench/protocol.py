@@ -73,6 +73,8 @@ class Protocol:
         """What is to be explained of this example, as `Explainer.explain` takes it."""
         if example.target is not None:
             return example.target
+        if example.among is not None:
+            return None  # the class is in the input, as a caption
         if self.explained == "predicted":
             return None
         if isinstance(self.explained, int):

@@ -176,6 +176,8 @@ class FromPicture(Removal):
             raise unknown("fill of a picture", fill, OF_PICTURES)
         self.sample, self.fill = sample, fill
         self.pixels = sample.inputs["pixel_values"]
+        # of a model with several streams, what reads its pictures
+        subject = subject.readers.get(units.stream, (subject, ""))[0]
         like = fill if fill in ("black", "blur") else "mean"
         players = InPicture(subject, sample, units, "patch", "black" if fill == "grey" else like)
         self.patch_of = players.patch_of.numpy()

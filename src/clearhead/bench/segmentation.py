@@ -63,7 +63,7 @@ class Segmentation(Protocol):
             for example, explanation in zip(examples, own, strict=True):
                 for stream, part in explanation.parts.items():
                     if part.units.grid is not None and part.picture is not None:
-                        seen = view_of(ex.subject.processor, example.input)
+                        seen = _view(ex.subject, example.input)
                         figures, curves = self._one(example, part, seen)
                         made.append(Measurement(example.id, method, stream, figures, curves))
         return made
@@ -120,6 +120,12 @@ def object_mask(example: Example, size: tuple[int, int], view: Box) -> tuple[Gri
         elif isinstance(piece, Characters | Place):
             continue
     return inside, ~ignored | inside
+
+
+def _view(subject: Any, given: Any) -> Box:
+    """What a model sees of an example's picture; of one with several streams, what reads its pictures says."""
+    processor = getattr(subject.processor, "image_processor", subject.processor)
+    return view_of(processor, given["image"] if isinstance(given, dict) else given)
 
 
 def view_of(processor: Any, picture: Any) -> Box:

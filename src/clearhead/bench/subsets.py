@@ -61,9 +61,8 @@ class Drops:
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
         self.looks.finish()
         whole, clean, tickets = self.asked[name]
-        subject = self.ex.subject
-        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), subject)
-        y = [float(target.value(torch.as_tensor(self.looks[one]), subject)) for one in (clean, *tickets)]
+        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), whole.classes)
+        y = [float(target.value(torch.as_tensor(self.looks[one]), whole.classes)) for one in (clean, *tickets)]
         return np.array([y[0] - after for after in y[1:]])
 
 
