@@ -4,7 +4,7 @@ The authors run one method at a time: a first program explains every picture and
 reads the maps and sends every altered picture through the model, the clean one and the empty one again and again.
 clearhead explains all methods in shared passes and sends each distinct altered picture once. Same pictures, methods,
 fractions, fill, batches and model on both sides; the curves are compared. Every way runs in a process of its own, so
-that its peak of memory is its own; clearhead runs a second time with a quarter of the pictures, to see what memory does.
+that its peak of memory is its own; clearhead runs once more with a quarter of the pictures, to see if memory grows.
 
     python benchmarks/perturbation.py [--pictures 16] [--data ../shared/data] [--device cuda] [--threads 1] [--chunk 4]
 

@@ -42,7 +42,9 @@ def logits(ex: Any, pixels: np.ndarray, texts: tuple[str, ...]) -> list[float]:
         ids = ex.subject.processor.tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             output = ex.subject.model(
-                input_ids=ids["input_ids"], attention_mask=ids["attention_mask"], pixel_values=torch.tensor(pixels)[None]
+                input_ids=ids["input_ids"],
+                attention_mask=ids["attention_mask"],
+                pixel_values=torch.tensor(pixels)[None],
             )
         found.append(float(output.logits_per_image))
     return found

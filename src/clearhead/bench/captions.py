@@ -105,6 +105,8 @@ def captioned(template: str, names: Sequence[str]) -> list[str]:
     ['a photo of a pug', 'a photo of an english setter']
     """
     try:
-        return [template.format(one=f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}", name=name) for name in names]
+        return [
+            template.format(one=f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}", name=name) for name in names
+        ]
     except (KeyError, IndexError):
         raise InputError(f"template={template!r} is none: write {{one}} or {{name}} where the class stands") from None
