@@ -22,7 +22,9 @@ from clearhead.targets import Target, make_target
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
-#: At most so many inputs, and so many units, go through the model at a time; so many inputs wait at most.
+#: At most so many inputs, and so many units, go through the model at a time; so many inputs wait at most. A CPU gets a
+#: quarter of the units: what it computes on should stay in its cache (zoo:pets, 28 pictures at once instead of 113:
+#: 1.3 times as fast).
 INPUTS, UNITS, WAITING = 128, 2**14, 512
 
 
@@ -112,6 +114,7 @@ class Looks:
 
     def _batches(self) -> Iterator[list[bytes]]:
         # a model without a padding token cannot tell the end of the shorter ones
+        most = UNITS if self.subject.device.type != "cpu" else UNITS // 4
         exact = getattr(getattr(self.subject.model, "config", None), "pad_token_id", None) is None
 
         def shape(key: bytes) -> tuple[tuple[Any, ...], int]:
@@ -124,7 +127,7 @@ class Looks:
 
         batch: list[bytes] = []
         for key in sorted(self.waiting, key=shape):
-            full = len(batch) >= INPUTS or (len(batch) + 1) * shape(key)[1] > UNITS
+            full = len(batch) >= INPUTS or (len(batch) + 1) * shape(key)[1] > most
             if batch and (full or shape(key)[0] != shape(batch[0])[0]):
                 yield batch
                 batch = []
