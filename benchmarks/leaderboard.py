@@ -3,10 +3,10 @@
     python benchmarks/leaderboard.py run [--models logic,pets] [--data ../shared/data] [--minutes 10] [--limit 4]
     python benchmarks/leaderboard.py tables        rows → docs/leaderboard.json → docs/leaderboard.md
 
-`run` measures chunk after chunk of a model, each with all methods, and appends each to build/leaderboard/MODEL.jsonl;
-stopped at any moment (or out of minutes), the same command goes on where it was. The order of chunks is drawn, so that
-a part of them is a fair sample. Several models: one process each, `--workers` at a time. No pyarrow is needed: what a
-chunk gives is one line of JSON.
+`run` measures chunk after chunk of a model, each with all methods, and appends each to a file in
+build/leaderboard/MODEL; stopped at any moment (or out of minutes), the same command goes on where it was. The order of
+chunks is drawn, so that a part of them is a fair sample. Several models: one process each, or several
+(`--models pets:3`), `--workers` at a time. No pyarrow is needed: what a chunk gives is one line of JSON.
 """
 
 import argparse
@@ -107,11 +107,11 @@ def job_of(model: str, asked: argparse.Namespace) -> Job:
     )
 
 
-def sample_of(job: Job, count: int) -> tuple[int, ...]:
+def sample_of(job: Job, count: int, drawn: bool) -> tuple[int, ...]:
     """Which examples: data sets lie in the order of their classes, so they are drawn, always the same."""
     size = len(job.opened())
-    drawn = np.random.default_rng(0).permutation(size) if size > count else np.arange(size)
-    return tuple(int(place) for place in drawn[:count])
+    order = np.arange(size) if drawn or job.root is None else np.random.default_rng(0).permutation(size)
+    return tuple(int(place) for place in order[:count])
 
 
 def run(model: str, asked: argparse.Namespace) -> None:
@@ -119,19 +119,20 @@ def run(model: str, asked: argparse.Namespace) -> None:
     torch.set_num_threads(asked.threads)
     ends = time.monotonic() + 60 * asked.minutes
     job, case = job_of(model, asked), CASES[model]
-    indices = sample_of(job, case.limit)
+    indices = sample_of(job, case.limit, asked.drawn)
     job = Job(**{**asdict(job), "indices": indices[: asked.limit], "settings": case.settings, "limit": job.limit})
     worker = Worker(job)
     methods = tuple(str(method) for method in with_controls(job.methods))
     missing = tuple((settings, methods) for settings in worker.protocols)
-    path = asked.out / f"{model}.jsonl"
+    path = asked.out / model / f"{asked.part.replace('/', '-of-')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {line["key"] for line in lines_of(path)}
+    done = {line["key"] for line in lines_of(path.parent)}
     plan = [
         (base_key(worker.model, content, versions(), job), places) for places, content in chunks(worker.data, job.chunk)
     ]
     order = np.random.default_rng(1).permutation(len(plan))
-    for number, place in enumerate(order):
+    part, parts = map(int, asked.part.split("/"))
+    for number, place in enumerate(order[part::parts]):
         key, places = plan[place]
         if key in done:
             continue
@@ -140,12 +141,12 @@ def run(model: str, asked: argparse.Namespace) -> None:
             return
         began = time.monotonic()
         shard = worker(Task(key, places, missing))
-        line = {"key": key, "seconds": round(time.monotonic() - began, 2), "about": about(worker, job), **asdict(shard)}
+        seconds = round(time.monotonic() - began, 2)
+        rows = [{**asdict(row), "curves": {}} for row in shard.rows]  # tables need no curves, and they are long
+        line = {"key": key, "seconds": seconds, "about": about(worker, job), "refused": shard.refused, "rows": rows}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        print(
-            f"{model}: chunk {number + 1} of {len(plan)}, {line['seconds']:.1f} s, {len(shard.rows)} rows", flush=True
-        )
+        print(f"{model}: chunk {number + 1} of {len(plan) // parts}, {seconds:.1f} s, {len(rows)} rows", flush=True)
 
 
 def about(worker: Worker, job: Job) -> dict[str, Any]:
@@ -155,41 +156,58 @@ def about(worker: Worker, job: Job) -> dict[str, Any]:
     return {"settings": settings, "versions": versions(), "device": device, "data": worker.data.name}
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
+def lines_of(folder: Path) -> list[dict[str, Any]]:
     """The chunks of a model; a line that was cut off by a kill is none."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                read = json.loads(line)
+            except ValueError:
+                continue
+            found[read["key"]] = read
+    return list(found.values())
 
 
-def run_all(models: list[str], asked: argparse.Namespace) -> None:
-    """One process a model, so many at a time; each writes its log beside its rows."""
-    waiting, running = list(models), {}
+def run_all(parts: list[tuple[str, str]], asked: argparse.Namespace) -> None:
+    """One process a part of a model, so many at a time; each writes a log beside its rows."""
+    waiting, running = list(parts), {}
     asked.out.mkdir(parents=True, exist_ok=True)
     while waiting or running:
         while waiting and len(running) < asked.workers:
-            model = waiting.pop(0)
-            command = [sys.executable, __file__, "run", "--models", model, "--minutes", str(asked.minutes)]
-            command += ["--out", str(asked.out), "--threads", str(asked.threads), "--without", asked.without]
+            model, part = waiting.pop(0)
+            command = [sys.executable, __file__, "run", "--models", model, "--part", part, "--data", asked.data]
+            command += ["--out", str(asked.out), "--threads", str(asked.threads), "--minutes", str(asked.minutes)]
             command += ["--device", "cpu" if model in asked.on_cpu.split(",") else asked.device]
-            command += ["--data", asked.data, *([] if asked.limit is None else ["--limit", str(asked.limit)])]
-            log = (asked.out / f"{model}.log").open("a", encoding="utf-8")
-            running[model] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        for model, process in list(running.items()):
+            command += ["--without", asked.without, *([] if asked.limit is None else ["--limit", str(asked.limit)])]
+            command += ["--drawn"] if asked.drawn else []
+            log = (asked.out / f"{model}-{part.replace('/', '-of-')}.log").open("a", encoding="utf-8")
+            running[model, part] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        for own, process in list(running.items()):
             if process.poll() is not None:
-                print(f"{model}: ended with {process.returncode}", flush=True)
-                del running[model]
+                print(f"{own[0]} {own[1]}: ended with {process.returncode}", flush=True)
+                del running[own]
         time.sleep(0.5)
+
+
+def parts_of(models: str) -> list[tuple[str, str]]:
+    """
+    >>> parts_of("logic,pets:2")
+    [('logic', '0/1'), ('pets', '0/2'), ('pets', '1/2')]
+    """
+    found = []
+    for one in models.split(","):
+        model, _, count = one.partition(":")
+        found += [(model, f"{part}/{count or 1}") for part in range(int(count or 1))]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "tables"))
     parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--part", default="0/1", help="of a model's chunks, for one of several processes")
+    parser.add_argument("--drawn", action="store_true", help="the data holds the examples in the order they were drawn")
     parser.add_argument("--data", default="../shared/data", help="the folder that holds pets, sst2 and eraser-movies")
     parser.add_argument("--out", type=Path, default=ROWS)
     parser.add_argument("--minutes", type=float, default=1e6, help="no chunk is begun after so many")
@@ -200,15 +218,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
-    models = asked.models.split(",")
+    parts = parts_of(asked.models)
     if asked.what == "tables":
         from leaderboard_tables import write
 
         write(asked.out, Path("docs"))
-    elif len(models) == 1:
-        run(models[0], asked)
+    elif len(parts) == 1:
+        run(parts[0][0], asked)
     else:
-        run_all(models, asked)
+        run_all(parts, asked)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     """By model: the values of each column, and what was said about the run."""
     found = {}
     for model in CASES:
-        lines = lines_of(folder / f"{model}.jsonl")
+        lines = lines_of(folder / model)
         if lines:
             rows = [row for line in lines for row in line["rows"]]
             refused = {what: why for line in lines for what, why in line["refused"].items()}
