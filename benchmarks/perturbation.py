@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ import torch
 import clearhead
 from clearhead.bench.data import DataSet, Example, read
 from clearhead.bench.explaining import CONTROLS
-from clearhead.bench.planning import Job
+from clearhead.bench.planning import Job, Task, chunks
 from clearhead.bench.protocol import ranking
-from clearhead.bench.running import Run
+from clearhead.bench.working import Worker
 
 #: The six that are compared, and the controls that are in every table of clearhead's: both sides measure all.
 METHODS = ("generic", "grad-sam", "attention-x-gradient", "attention-gradcam", "saliency", "input-x-gradient")
@@ -121,13 +122,15 @@ def our_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path, chu
     # only pictures, as the authors' way has them: labels play no part
     data = DataSet("pictures", "all", "their own", (), lambda: given, lambda one: Example(one.id, one.input))
     settings = {"perturb-images": {"fills": ("black",), "fractions": FRACTIONS}}
-    job = Job("zoo:pets", "pictures", METHODS, ("perturb-images",), settings, chunk=chunk)
-    run = Run(job, folder / "run", ex, data)
-    run()
-    return {
-        f"{row.method}/{row.example}/{row.part.split('/')[-1]}": list(row.curves["probability"])
-        for row in run.store.table()
-    }
+    worker = Worker(Job("zoo:pets", "pictures", METHODS, ("perturb-images",), settings), ex, data)
+    missing = tuple((settings, ALL) for settings in worker.protocols)
+    path = folder / "rows.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for places, key in chunks(data, chunk):
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in worker(Task(key, places, missing)).rows)
+    with path.open(encoding="utf-8") as file:
+        rows = (json.loads(line) for line in file)
+        return {f"{r['method']}/{r['example']}/{r['part'].split('/')[-1]}": r["curves"]["probability"] for r in rows}
 
 
 WAYS = {"clearhead": our_way, "the authors' way": authors_way}
