@@ -59,7 +59,6 @@ def words(*fills: str, **more: Any) -> dict[str, dict[str, Any]]:
 PICTURES = {"perturb-images": {"fills": ("black", "mean", "blur"), "fractions": TENTHS}}
 ONE_FILL = {"perturb-images": {"fills": ("mean",), "fractions": TENTHS}}
 SEEN = ("perturb-images", "segmentation", "subsets")
-SUBSETS = {"subsets": {"draws": 32}}
 
 #: The models with known answers first: truth, and how faithful the same explanations are.
 CASES: dict[str, Case] = {
@@ -83,7 +82,7 @@ CASES: dict[str, Case] = {
     ),
     "pets": Case("pets", SEEN, PICTURES, "test", left_out=FLOW),
     "pets-mean": Case("pets", SEEN, PICTURES, "test", left_out=FLOW),
-    "pets-clip": Case("pets", SEEN, PICTURES, "test", left_out=FLOW),
+    "pets-clip": Case("pets", SEEN, PICTURES | {"subsets": {"stream": "image"}}, "test", left_out=FLOW),
 }
 
 

@@ -69,7 +69,10 @@ class Drops:
 @register("subsets")
 @dataclass(frozen=True)
 class Subsets(Protocol):
-    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each."""
+    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each.
+
+    Of a model with several streams all are asked about, or the one that `stream` names.
+    """
 
     headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
 
@@ -77,6 +80,7 @@ class Subsets(Protocol):
     shares: tuple[float, ...] = (0.1, 0.3, 0.5)
     draws: int = 32
     fill: str | None = None
+    stream: str | None = None
     smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
     def measure(
@@ -94,7 +98,7 @@ class Subsets(Protocol):
         first = next(iter(explanations.values()))
         for place, example in enumerate(examples):
             whole = read_whole(ex, example, self)
-            for stream in first[place].streams:
+            for stream in first[place].streams if self.stream is None else [self.stream]:
                 units = seen(whole, stream)
                 if len(units.drop_special()) < 2:
                     continue
