@@ -9,12 +9,12 @@ import numpy as np
 
 from clearhead.bench import plots
 from clearhead.bench.explaining import method_of
-from clearhead.bench.reading_back import Finished, Section, Table
+from clearhead.bench.reading_back import Dispute, Finished, Section, Table
 from clearhead.bench.statistics import Interval, differences, ranks
 from clearhead.bench.tables import Column, ordered
 from clearhead.errors import ClearheadError
 from clearhead.methods import REGISTRY
-from clearhead.show.html import document
+from clearhead.show.html import document, section
 from clearhead.show.layout import name
 from clearhead.show.markup import Markup, Part, joined, tag
 
@@ -28,7 +28,7 @@ def page(run: Finished) -> str:
     """The whole page."""
     job = run.about["job"]
     about = [f"{job['model']} (weights {run.about['model']})", f"{job['data']}", run.about["versions"]]
-    sections = [_section(section) for section in run.sections]
+    sections = [_section(run, measured) for measured in run.sections]
     return document(
         " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))]),
         "Which explanation is true?",
@@ -38,18 +38,18 @@ def page(run: Finished) -> str:
     )
 
 
-def _section(section: Section) -> Markup:
-    shown = [table for figure in section.headline for table in section.tables(figure)]
-    on_correct = [table for figure in section.headline for table in section.tables(figure, section.correct)]
+def _section(run: Finished, measured: Section) -> Markup:
+    shown = [table for figure in measured.headline for table in measured.tables(figure)]
+    on_correct = [table for figure in measured.headline for table in measured.tables(figure, measured.correct)]
     return tag(
         "section",
-        tag("h2", name(section.name)),
+        tag("h2", name(measured.name)),
         *(_panel(f"{table.figure}, {table.better} is better", _table(table)) for table in shown),
         *(_panel(f"{table.figure}, only examples predicted correctly", _table(table)) for table in on_correct),
-        *_overall(section),
-        _curves(section),
-        *_disputes(section),
-        tag("div", *_folded(section, shown), class_="ch-more ch-panel"),
+        *_overall(measured),
+        _curves(measured),
+        *_disputes(run, measured),
+        tag("div", *_folded(measured, shown), class_="ch-more ch-panel"),
         class_="ch-input",
     )
 
@@ -98,8 +98,8 @@ def _number(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def _overall(section: Section) -> Iterator[Markup]:
-    for part, by_method in section.overall().items():
+def _overall(measured: Section) -> Iterator[Markup]:
+    for part, by_method in measured.overall().items():
         figures = list(next(iter(by_method.values())))
         rows = [
             [method, *(_number(own[figure]) for figure in figures)]
@@ -117,24 +117,35 @@ def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     return _scrolled(tag("table", head, tag("tbody", *made), class_="ch-figures"), heads[0])
 
 
-def _curves(section: Section) -> Part:
-    drawn = [plots.curves(name(title), by_method) for title, by_method in section.curves().items()]
+def _curves(measured: Section) -> Part:
+    drawn = [plots.curves(name(title), by_method) for title, by_method in measured.curves().items()]
     return _panel("Curves, means over examples", tag("div", *drawn, class_="ch-plots")) if drawn else None
 
 
-def _disputes(section: Section) -> Iterator[Markup]:
-    for figure in section.headline[:1]:
-        found = section.disputes(figure)
+def _disputes(run: Finished, measured: Section) -> Iterator[Markup]:
+    for figure in measured.headline[:1]:
+        found = measured.disputes(figure)
         if found:
             rows = [
                 [one.example, one.part, *(f"{method} {_number(value)}" for method, value in (one.best, one.worst))]
                 for one in found
             ]
             heads = ["example", "part", f"best by {figure}", "worst"]
-            yield _panel("Where methods disagree most", _plain(heads, rows))
+            yield _panel("Where methods disagree most", _plain(heads, rows), *_shown(run, found))
 
 
-def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Markup]:
+def _shown(run: Finished, disputes: Sequence[Dispute]) -> Iterator[Markup]:
+    """The two explanations of each example in dispute, where the run kept them."""
+    pairs = dict.fromkeys((one.example, one.best[0], one.worst[0]) for one in disputes)
+    kept = run.kept({(example, method) for example, *both in pairs for method in both})
+    for example, *both in pairs:
+        group = [kept[example, method] for method in both if (example, method) in kept]
+        if group:
+            summary = tag("summary", name(f"{example}, as {' and '.join(both)} explain it"))
+            yield tag("details", summary, section(group, titled=False, machine=False))
+
+
+def _folded(measured: Section, shown: Sequence[Table]) -> Iterator[Markup]:
     for table in shown:
         for column in table.columns:
             if len(column.values) > 1:
@@ -142,10 +153,10 @@ def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Markup]:
                 yield tag("details", tag("summary", name(title)), _pairs(column))
     facts = [
         tag("tr", tag("th", key, scope="row"), tag("td", name(json.dumps(value, ensure_ascii=False))))
-        for key, value in section.settings.items()
+        for key, value in measured.settings.items()
     ]
     table_of_facts = tag("table", tag("tbody", *facts), class_="ch-facts")
-    yield tag("details", tag("summary", f"Settings ({section.hash})"), table_of_facts)
+    yield tag("details", tag("summary", f"Settings ({measured.hash})"), table_of_facts)
 
 
 def _pairs(column: Column) -> Markup:
@@ -162,7 +173,7 @@ def _pairs(column: Column) -> Markup:
 
 def _cost(run: Finished) -> Iterator[Markup]:
     """What a method declares, and the seconds of one explanation alone where they were taken."""
-    methods = sorted({one.method for section in run.sections for one in section.measurements})
+    methods = sorted({one.method for measured in run.sections for one in measured.measurements})
     costs = run.costs
     cheapest = min((value for value in costs.values() if value > 0), default=math.nan)
     rows = []

@@ -34,7 +34,7 @@ class Job:
     """What is to be measured, in words: plain data, that a worker in another process can be handed.
 
     protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk. template: the captions of
-    classes, for a dual encoder.
+    classes, for a dual encoder. keep: explanations are stored, too.
     """
 
     model: str
@@ -52,6 +52,7 @@ class Job:
     seed: int = 0
     device: str | None = None
     template: str = TEMPLATE
+    keep: bool = False
 
     def made_protocols(self) -> list[Protocol]:
         strange = [name for name in self.settings if name not in self.protocols]

@@ -9,6 +9,7 @@ import clearhead
 from clearhead.bench.captions import Captions, captions_of
 from clearhead.bench.data import DataSet, Example
 from clearhead.bench.explaining import Explained, applicable, explained, method_of
+from clearhead.bench.keeping import Kept, kept
 from clearhead.bench.looking import Looks, Scores
 from clearhead.bench.planning import Job, Task, aligned
 from clearhead.bench.protocol import Protocol
@@ -66,13 +67,17 @@ class Worker:
     def __call__(self, task: Task) -> Shard:
         """Every protocol on one chunk. Explanations of one target are made once, for all methods that need them."""
         looks, rows = Looks(self.ex, self.bare), []
+        keep: list[Kept] = []
         refused: dict[str, str] = {}
         shared: dict[str, Explained] = {}
         for settings, methods in task.missing:
             name, protocol = self.protocols[settings]
             try:
                 examples = self.examples(task, protocol)
+                known = len(shared)
                 own = self._explained(examples, protocol, task, shared)
+                if self.job.keep and len(shared) > known:
+                    keep += kept(examples, protocol.explained, own.by_method)
                 mine = {method: own.by_method[method] for method in methods if method in own.by_method}
                 refused |= {f"{name}: {method}": own.refused[method] for method in methods if method in own.refused}
                 measured = protocol.measure(self.ex, examples, mine, looks) if mine else []
@@ -80,7 +85,7 @@ class Worker:
                 refused |= {f"{name}: {method}": str(problem) for method in methods}
                 continue
             rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
-        return Shard(task.key, task.missing, tuple(rows), refused)
+        return Shard(task.key, task.missing, tuple(rows), refused, tuple(keep))
 
     @cached_property
     def captions(self) -> Captions | None:
