@@ -35,8 +35,8 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="A data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a task of the zoo with "
-            "known answers, mosaic:NAME for pictures of two classes side by side, or the path of a table or a folder of "
-            "pictures.",
+            "known answers, mosaic:NAME for pictures of two classes side by side, or the path of a table or a folder "
+            "of pictures.",
         ),
     ],
     protocols: Annotated[
