@@ -18,7 +18,7 @@ from clearhead.bench.statistics import interval, ranks
 
 #: By example and method.
 Values = dict[str, dict[str, float]]
-RESAMPLES = 500
+RESAMPLES = 200
 #: What is in the tables: protocol, figure, whether smaller is better, and what the column is called.
 SHOWN = (
     ("truth", "minimal average precision", False, "truth"),

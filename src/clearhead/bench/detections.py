@@ -36,6 +36,7 @@ Grid = Bool[np.ndarray, "height width"]
 @register("detections")
 @dataclass(frozen=True)
 class Detections(Protocol):
+    about: ClassVar[str] = "Masks made from the explanations of a detector’s objects, against the objects’ own."
     headline: ClassVar[tuple[str, ...]] = ("overlap",)
 
     explained: Explained = "predicted"

@@ -44,6 +44,7 @@ def _section(run: Finished, measured: Section) -> Markup:
     return tag(
         "section",
         tag("h2", name(measured.name)),
+        tag("p", measured.protocol.about, class_="ch-note") if measured.protocol.about else None,
         *(_panel(f"{table.figure}, {table.better} is better", _table(table)) for table in shown),
         *(_panel(f"{table.figure}, only examples predicted correctly", _table(table)) for table in on_correct),
         *_overall(measured),

@@ -43,6 +43,7 @@ ASKS: tuple[Ask, ...] = (
 @register("perceptions")
 @dataclass(frozen=True)
 class Perceptions(Protocol):
+    about: ClassVar[str] = "How well does a method’s mixing of tokens stand for what a block does?"
     headline: ClassVar[tuple[str, ...]] = ("error", "block cosine")
     smaller_is_better: ClassVar[frozenset[str]] = frozenset({"error", "unmixed error"})
 

@@ -46,6 +46,11 @@ class Perturbation(Protocol):
     fills: what stands where units were; each gives curves of its own
     """
 
+    about: ClassVar[str] = (
+        "What the model still says when units go, those with the highest scores first (positive) or the lowest "
+        "(negative). “probability clearhead” is the mean height of the curve of the followed class’s probability, aopc "
+        "how far it falls on average. Parts are named: stream / what stands instead / direction."
+    )
     headline: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
 
     explained: Explained = "predicted"

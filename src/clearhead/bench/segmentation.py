@@ -46,6 +46,7 @@ Grid = Bool[np.ndarray, "height width"]
 class Segmentation(Protocol):
     """`masks` True keeps what each threshold cut out, packed as lengths of runs."""
 
+    about: ClassVar[str] = "Does the heat map cover the object?"
     headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "inside mass")
 
     explained: Explained = "predicted"

@@ -74,6 +74,7 @@ class Subsets(Protocol):
     Of a model with several streams all are asked about, or the one that `stream` names.
     """
 
+    about: ClassVar[str] = "Do sums of scores over random subsets of units tell how far the output falls without them?"
     headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
 
     explained: Explained = "predicted"
