@@ -148,10 +148,29 @@ def _tested(
             "paired tests need the same examples for every method, in one order (NaN where one is missing)"
         )
     pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
-    tested = [paired(values[a], values[b]) for a, b in pairs]
+    tested = _paired_at_once(values, pairs)
     corrected = holm([p for _, p, _ in tested])
     for (a, b), (own, p, effect), corrected_p in zip(pairs, tested, corrected, strict=True):
         yield a, b, own, p, corrected_p, effect
+
+
+def _paired_at_once(
+    values: Mapping[str, Float[np.ndarray, "example"]], pairs: Sequence[tuple[str, str]]
+) -> list[tuple[Float[np.ndarray, "pair"], float, float]]:
+    """`paired` for every pair; in one call of scipy's where no example is missing, which is many times as fast."""
+    matrix = np.array([np.asarray(values[a], dtype=float) - np.asarray(values[b], dtype=float) for a, b in pairs])
+    if matrix.ndim != 2 or matrix.shape[1] < 2 or np.isnan(matrix).any():
+        return [paired(values[a], values[b]) for a, b in pairs]
+    moves = matrix.any(1)
+    p = np.ones(len(pairs))
+    if moves.any():
+        p[moves] = stats.wilcoxon(matrix[moves], axis=1, zero_method="pratt", method="approx").pvalue
+    found = []
+    for row, own in zip(matrix, p, strict=True):
+        spread, mean = float(row.std(ddof=1)), float(row.mean())
+        effect = 0.0 if not row.any() else mean / spread if spread else math.copysign(math.inf, mean)
+        found.append((row, float(own), effect))
+    return found
 
 
 def ranks(values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better: bool = False) -> dict[str, str]:
