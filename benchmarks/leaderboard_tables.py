@@ -18,7 +18,7 @@ from clearhead.bench.statistics import interval, ranks
 
 #: By example and method.
 Values = dict[str, dict[str, float]]
-RESAMPLES = 20
+RESAMPLES = 200
 #: What is in the tables: protocol, figure, whether smaller is better, and what the column is called.
 SHOWN = (
     ("truth", "minimal average precision", False, "truth"),
@@ -116,7 +116,7 @@ def summarised(folder: Path) -> dict[str, Any]:
             places = ranks(own, smaller)
             shown = {}
             for method, numbers in own.items():
-                found = interval(numbers, resamples=500)
+                found = interval(numbers)
                 figures = [round(value, 4) for value in (found.mean, found.low, found.high)]
                 shown[method] = [*figures, found.count, places[method]]
             examples = max(len(numbers) for numbers in own.values())
