@@ -11,6 +11,7 @@ from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
+from clearhead.kernels import check_kernel, check_streams, is_long, rows_reached, streams
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run, why_not
 from clearhead.passes.rules import trial
@@ -87,6 +88,7 @@ class Explainer:
         tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
         memory: str | int | None = None,
+        kernel: str | None = None,
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
@@ -107,8 +109,11 @@ class Explainer:
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
         memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
         many at a time as fit; the result is the same
+        kernel: how attention is recorded: "materialised" (whole maps, for short inputs) or "streaming" (tile by tile,
+        in memory that grows with the length and not its square); chosen by length if it is left out
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
+        check_kernel(kernel)
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
@@ -134,7 +139,7 @@ class Explainer:
             samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(batches_of(samples, batch_size))
-        request = Request(methods, how, per, seed, authors, ignored)
+        request = Request(methods, how, per, seed, authors, ignored, kernel)
         budget = None if memory is None else Budget(bytes_of(memory))
         for places in followed(batches, progress):
             found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
@@ -226,6 +231,8 @@ class Explainer:
         """Test the recorder on one sample, the first time it is needed."""
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
+                if is_long(samples[:1]):  # whole maps are compared, so the input is a short one where there is one
+                    samples = self.subject.samples(self.subject.example(), How())
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
                 self.sample_tested = samples[0]
                 self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
@@ -277,23 +284,21 @@ class Explainer:
         by_rules = method.kind == "rules"
         return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
-    def _check_readout(self, sample: Sample, target: Target) -> bool:
+    def _check_readout(self, sample: Sample, target: Target, streaming: bool = False) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
 
         True if that was seen; False if no row reaches the target, so that nothing could be seen.
         """
-        seen = [self._check_rows(sample, target, *read) for read in self.subject.readouts(sample, target).items()]
+        read = self.subject.readouts(sample, target)
+        seen = [self._check_rows(sample, target, stream, rows, streaming) for stream, rows in read.items()]
         return bool(seen) and all(seen)
 
-    def _check_rows(self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float]) -> bool:
+    def _check_rows(
+        self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float], streaming: bool
+    ) -> bool:
         tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]])
         last = max(i for i, place in enumerate(tested.places) if place.query_stream == stream)
-        tape = self.recorder.record(
-            plan.batch, plan.value, ("attention_gradient",), leaves=plan.leaves, places=range(last, last + 1)
-        )
-        gradient = tape.calls[0].attention_gradient
-        assert gradient is not None
-        used, read = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist()), set(rows)
+        used, read = rows_reached(self.recorder, plan, last, streaming), set(rows)
         if not used and not read:  # nobody reads this stream's last layer, as was said
             return True
         if not used and tested.path == "returned":
@@ -314,10 +319,10 @@ class Explainer:
         for sample, target in zip(plan.samples, plan.targets, strict=True):
             if target.custom is None:
                 if not self._classes_checked:
-                    self._classes_checked = self._check_readout(sample, target)
+                    self._classes_checked = self._check_readout(sample, target, plan.streaming)
                 request.checked[id(None)] = self._classes_checked
             elif id(target.custom) not in request.checked:
-                request.checked[id(target.custom)] = self._check_readout(sample, target)
+                request.checked[id(target.custom)] = self._check_readout(sample, target, plan.streaming)
 
     def _within(
         self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
@@ -357,16 +362,28 @@ class Explainer:
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested, rows)]
+        tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
+        streaming = streams(self.recorder, tried, samples, request.kernel)
+        chunks = self._chunks(steps, samples, tested, len(samples) if streaming else rows)
+        passes = [self._pass(samples, part, request, tested, streaming) for part in chunks]
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
         ]
 
-    def _pass(self, samples: list[Sample], targets: list[list[Target]], request: Request, tested: SelfTest) -> Pass:
+    def _pass(
+        self,
+        samples: list[Sample],
+        targets: list[list[Target]],
+        request: Request,
+        tested: SelfTest,
+        streaming: bool,
+    ) -> Pass:
         cut = [self.subject.cut(sample, own) for sample, own in zip(samples, targets, strict=True)]
-        plan = Plan(self.subject, cut, targets, request.seed)
+        plan = Plan(self.subject, cut, targets, request.seed, streaming)
         readings = [Reading(method, plan, tested) for method in request.methods]
+        if request.kernel == "streaming":
+            check_streams(readings)
         if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)
         return Pass(plan, readings, run(self.recorder, plan, readings, tested))

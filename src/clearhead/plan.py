@@ -15,6 +15,7 @@ from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
 from clearhead.recording.recorder import Recorder, Rows
 from clearhead.recording.self_test import SelfTest
+from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
@@ -27,9 +28,14 @@ class Plan:
     """
 
     def __init__(
-        self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Sequence[Target]], seed: int = 0
+        self,
+        subject: Subject,
+        samples: Sequence[Sample],
+        targets: Sequence[Sequence[Target]],
+        seed: int = 0,
+        streaming: bool = False,
     ) -> None:
-        self.subject, self.seed, self.size = subject, seed, len(samples)
+        self.subject, self.seed, self.size, self.streaming = subject, seed, len(samples), streaming
         self.steps = len(targets[0])
         self.targets = [own[step] for step in range(self.steps) for own in targets]
         # each target sees its own part of the sample: what comes after it neither counts nor is looked at
@@ -140,6 +146,7 @@ class Reading:
 
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
+        self.kernel = "materialised"
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
         self.layers = {pair: layer_range(layers, tested.layers(*pair)) for pair in pairs}
@@ -169,9 +176,29 @@ class Reading:
     def visit(self, call: Call) -> None:
         if self.wants(call.query_stream, call.key_stream, call.layer):
             fold = self.across or self.folds[call.query_stream]
-            if self.method.option("heads") is not None:
+            if self.method.option("heads") is not None and (call.attention is not None or fold.heads is None):
                 fold.heads = _head_list(self.method.option("heads"), call)
             fold.fold(call)
+
+    @property
+    def streams(self) -> bool:
+        """Whether it needs no whole map: it reads none, or tile by tile."""
+        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0
+
+    @property
+    def sweeps(self) -> int:
+        return max((0 if fold.needs_whole else fold.sweeps for fold in self.folds.values()), default=0)
+
+    @property
+    def reads_hidden(self) -> bool:
+        return any(fold.reads_hidden for fold in self.folds.values())
+
+    def tile(self, call: Call, queries: slice, sweep: int) -> None:
+        if self.sweeps and self.wants(call.query_stream, call.key_stream, call.layer):
+            fold = self.folds[call.query_stream]
+            if self.method.option("heads") is not None:
+                fold.heads = _head_list(self.method.option("heads"), call)
+            fold.fold_tile(call, queries, sweep)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         if self.across is not None:
@@ -179,8 +206,15 @@ class Reading:
         return {stream: _checked(fold.finish(tape), fold, stream) for stream, fold in self.folds.items()}
 
 
-def recorded(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest, asks: Asks) -> Tape:
-    """One pass over the batch, whose calls all methods are handed that want them."""
+def recorded(
+    recorder: Recorder,
+    plan: Plan,
+    readings: Sequence[Reading],
+    tested: SelfTest,
+    asks: Asks,
+    streaming: bool = False,
+) -> Tape:
+    """One pass over the batch, whose calls all methods are handed that want them, or `streaming` tiles of them."""
     places = [
         i
         for i, place in enumerate(tested.places)
@@ -188,13 +222,27 @@ def recorded(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested
     ]
     device = plan.subject.device
 
-    def visit(call: Call) -> None:
+    def gathered(call: Call) -> Call:
         # a model may be spread over several devices: what it left on each is brought together
-        gathered = call if all(part.device == device for _, part in call.tensors()) else call.to(device)
-        for reading in readings:
-            reading.visit(gathered)
+        return call if all(part.device == device for _, part in call.tensors()) else call.to(device)
 
-    return recorder.run(plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows)
+    def visit(call: Call) -> None:
+        here = gathered(call)
+        for reading in readings:
+            reading.visit(here)
+
+    def fold(call: Call, queries: slice, sweep: int) -> None:
+        here = gathered(call)
+        for reading in readings:
+            reading.tile(here, queries, sweep)
+
+    tiles = None
+    if streaming:
+        sweeps, hidden = max(r.sweeps for r in readings), any(r.reads_hidden for r in readings)
+        tiles = Tiles(fold, sweeps, hidden, recorder.tile_rows)
+    return recorder.run(
+        plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, tiles=tiles
+    )
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:

@@ -9,12 +9,14 @@ With `by_query` a unit's score is instead how much it looks at the units that ar
 for all: authors' code for pictures whose patches are averaged takes its mean along the wrong axis.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, push, register
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, placed, push, register
 from clearhead.recording.tape import Call, Tape
 
 
@@ -32,13 +34,15 @@ from clearhead.recording.tape import Call, Tape
     axioms=("rows sum to one",),
 )
 class Attention(Fold):
+    sweeps: ClassVar[int] = 1
     by_query: bool = of_authors(False)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
         assert call.attention is not None
         if self.by_query:
-            return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
-        return push(self.frame.readout, call.attention) / len(self.frame.layers)
+            looks = looks_of(call.attention, self.frame) / (call.attention.shape[1] * len(self.frame.layers))
+            return placed(looks, queries, self.frame.valid.shape[1])
+        return push(self.frame.readout[:, :, queries], call.attention) / len(self.frame.layers)
 
 
 @across("attention")

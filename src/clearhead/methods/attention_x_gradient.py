@@ -5,6 +5,8 @@
 A baseline of AttCAT's authors (“AttGrads”): Generic Attention's maps without the clamp, added instead of multiplied.
 """
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,6 +28,8 @@ from clearhead.recording.tape import Call
     parts="contributions",
 )
 class AttentionXGradient(Fold):
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    sweeps: ClassVar[int] = 1
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
         assert call.attention is not None and call.attention_gradient is not None
-        return push(self.frame.readout, call.attention * call.attention_gradient)
+        return push(self.frame.readout[:, :, queries], call.attention * call.attention_gradient)

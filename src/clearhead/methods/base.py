@@ -108,12 +108,22 @@ class Fold:
     """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
 
     declaration: ClassVar[Declaration]
+    #: How often `tile` must see every tile of a call.
+    sweeps: ClassVar[int] = 0
+    #: Whether `tile` reads the gradient also where attention is hidden by a mask, and so zero.
+    reads_hidden: ClassVar[bool] = False
     frame: Frame = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.heads: list[int] | None = None  # the heads that were chosen; None for all
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
+        self.tile_sums: list[Tensor] = []  # of the tiles of one call, sweep by sweep
         self.begin()
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether it needs whole maps, with these options, and tiles of them are not enough."""
+        return not self.sweeps
 
     @classmethod
     def kind_with(cls, options: Mapping[str, Any]) -> str:
@@ -143,13 +153,46 @@ class Fold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
+        """What these queries' rows of the maps add to a sum over tiles; `known` is the sum of the sweep before."""
+        raise NotImplementedError
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"] | None:
+        """Fold the sum over the tiles of a call, which has no maps any more, into the state; returns as `visit`."""
+        return total
+
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
-        """Fold one call into the state; what is returned is this call's share of the scores, head by head."""
+        """Fold one call into the state; what is returned is this call's share of the scores, head by head.
+
+        By default the whole maps are one tile.
+        """
+        if not self.sweeps:
+            return None
+        assert call.attention is not None
+        total = None
+        for _ in range(self.sweeps):
+            total = self.tile(call, slice(0, call.attention.shape[2]), total)
+        assert total is not None
+        return self.joined(call, total)
 
     def fold(self, call: Call) -> None:
-        part = self.visit(call if self.heads is None else call.with_heads(self.heads))
+        if self.tile_sums:
+            part = self.joined(call, self.tile_sums[-1])
+            self.tile_sums = []
+        else:
+            part = self.visit(call if self.heads is None else call.with_heads(self.heads))
         if part is not None:
             self.parts.append(part)
+
+    def fold_tile(self, call: Call, queries: slice, sweep: int) -> None:
+        """One tile of a call, in one of the sweeps over all of them."""
+        if sweep < self.sweeps:
+            chosen = call if self.heads is None else call.with_heads(self.heads)
+            part = self.tile(chosen, queries, self.tile_sums[sweep - 1] if sweep else None)
+            if len(self.tile_sums) == sweep:
+                self.tile_sums.append(part)
+            else:
+                self.tile_sums[sweep] = self.tile_sums[sweep] + part
 
     def finish(self, tape: Tape) -> Scores:
         """By default the scores are the sum of all shares."""
@@ -212,6 +255,11 @@ def push(
     if rows.shape[1] == 1:
         return (rows[:, None] @ maps) / maps.shape[1]
     return (rows @ maps.mean(1))[:, None]
+
+
+def placed(part: Float[Tensor, "batch head query"], queries: slice, width: int) -> Float[Tensor, "batch head 1 unit"]:
+    """What belongs to the queries of one tile, at their places, so that it can be added to the others'."""
+    return torch.nn.functional.pad(part, (queries.start, width - queries.stop))[:, :, None]
 
 
 def of_authors(default: Any) -> Any:

@@ -44,6 +44,7 @@ Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
     parts="contributions",
 )
 class Generic(Fold):
+    sweeps: ClassVar[int] = 1
     aggregate: bool = True
     normalise: bool = of_authors(True)
     within: bool = of_authors(True)
@@ -66,8 +67,10 @@ class Generic(Fold):
             )
         self.rows = self.frame.readout
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, relevance_of(call, self.fusion, self.lrp))
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
+        return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))
+
+    def joined(self, call: Call, added: Tensor) -> Float[Tensor, "batch head row unit"]:
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added

@@ -6,10 +6,12 @@ The sum runs over the keys of token i's own row, as the formula has it: how toke
 `received=True` it runs over the queries of its column: how others attend to token i. N counts special tokens.
 """
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, register
+from clearhead.methods.base import Fold, placed, register
 from clearhead.recording.tape import Call
 
 
@@ -25,10 +27,15 @@ from clearhead.recording.tape import Call
     parts="contributions",
 )
 class GradSAM(Fold):
+    sweeps: ClassVar[int] = 1
     received: bool = False
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head 1 unit"]:
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, which other methods share.
-        total = call.positive.sum(2 if self.received else 3)[:, :, None]
+        if self.received:
+            return call.positive.sum(2, keepdim=True)
+        return placed(call.positive.sum(3), queries, self.frame.valid.shape[1])
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
         cells = len(self.frame.layers) * total.shape[1] * self.frame.lengths.to(total.dtype)
         return total / cells[:, None, None, None]

@@ -14,6 +14,7 @@ from clearhead.passes.values import from_values
 from clearhead.plan import Plan, Reading, recorded
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
+from clearhead.recording.streaming import KERNEL
 from clearhead.recording.tape import Asks
 from clearhead.subjects.base import Sample, Subject
 
@@ -24,10 +25,18 @@ WhyNot = Callable[[Recorder, Subject, Sample, Method], str | None]
 
 
 def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
-    """One recorded pass for all of them, folded call by call."""
-    asks: Asks = frozenset().union(*(reading.asks for reading in readings))
-    tape = plan.arranged(recorded(recorder, plan, readings, tested, asks))
-    return [reading.finish(tape) for reading in readings]
+    """One recorded pass for all of them, folded call by call; of a long input one for those that tiles are enough for,
+    and one for the others."""
+    found: dict[int, dict[str, Scores]] = {}
+    for streaming in (True, False):
+        chosen = {i: one for i, one in enumerate(readings) if (plan.streaming and one.streams) == streaming}
+        if chosen:
+            asks: Asks = frozenset().union(*(reading.asks for reading in chosen.values()))
+            tape = plan.arranged(recorded(recorder, plan, [*chosen.values()], tested, asks, streaming))
+            for i, reading in chosen.items():
+                reading.kernel = KERNEL if streaming else reading.kernel
+                found[i] = reading.finish(tape)
+    return [found[i] for i in range(len(readings))]
 
 
 def _can(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> str | None:

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from clearhead.errors import Refusal
 from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
+from clearhead.recording.streaming import Streamed, Tiles
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -38,6 +39,8 @@ class Captured:
     run: Run | None = None
     nth: int = 0  # a shared module is called several times
     registered: bool = False  # heard through a function that stood in for the module's forward
+    #: What makes its maps tile by tile, in a streaming pass; `attention` is then their outline alone.
+    streamed: Streamed | None = None
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -67,8 +70,16 @@ class Captured:
 class Listener:
     """Collects the calls of the pass that runs in this thread."""
 
-    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch, silent: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: dict[int, nn.Module],
+        watch: Watch,
+        silent: bool = False,
+        tiles: Tiles | None = None,
+    ) -> None:
         self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
+        self.tiles = tiles
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.heard: Counter[int] = Counter()  # how often each module was
@@ -83,6 +94,7 @@ class Listener:
         values: Tensor | None = None,
         output: Tensor | None = None,
         registered: bool = False,
+        streamed: Streamed | None = None,
     ) -> None:
         self.heard[id(module)] += 1
         if attention is None:
@@ -99,6 +111,7 @@ class Listener:
                 run=self.watch.of(self.blocks.get(id(module))),
                 nth=self.heard[id(module)] - 1,
                 registered=registered,
+                streamed=streamed,
             )
         )
 
@@ -148,6 +161,11 @@ def _attention(
     eager = eager_of(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
     )
+    if listener.tiles is not None:
+        streamed = _streamed(eager, module, query, key, value, attention_mask, kwargs, listener.tiles)
+        output = streamed.attend()
+        listener.hear(module, streamed.outline, value, output, streamed=streamed)
+        return listener.passed_on(output), None
     output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     patch = getattr(_active, "patch", None)
     if patch is not None and attention is not None:
@@ -156,9 +174,39 @@ def _attention(
     return listener.passed_on(output), attention
 
 
+def _streamed(
+    eager: Callable[..., tuple[Tensor, Tensor]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    more: dict[str, Any],
+    tiles: Tiles,
+) -> Streamed:
+    """A call of a streaming pass. What the user runs with torch's kernel has an output that this kernel makes."""
+    if _is_eager(module.config):
+        return Streamed(eager, None, module, query, key, value, mask, False, more, tiles)
+    # As transformers has it: no mask means a causal one, where the module is causal.
+    given = more.get("is_causal")
+    is_causal = given if given is not None else getattr(module, "is_causal", True)
+    causal = mask is None and query.shape[2] > 1 and bool(is_causal)
+    forward = AttentionInterface()["sdpa"]
+    return Streamed(eager, forward, module, query, key, value, mask, causal, more, tiles)
+
+
+def _is_eager(config: Any) -> bool:
+    return config is not None and implementation_of(config) == "eager"
+
+
 def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
-    if getattr(_active, "listener", None) is None and config is not None:
+    listener = getattr(_active, "listener", None)
+    if listener is None and config is not None:
         return AttentionMaskInterface()[implementation_of(config)](*args, config=config, **kwargs)
+    if listener is not None and listener.tiles is not None:
+        # a byte a cell, and nothing at all where it hides nothing, or for torch's kernel what comes after each query
+        kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
+        return sdpa_mask(*args, config=config, **kwargs)
     mask = eager_mask(*args, config=config, **kwargs)
     # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
     return mask if mask is None or mask.dtype != torch.float64 else mask.clamp(min=torch.finfo(torch.float32).min)
@@ -185,16 +233,17 @@ def capture(
     projections: bool = False,
     implementation: str = NAME,
     silent: bool = False,
+    tiles: Tiles | None = None,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
     `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
-    attention is heard, but passes nothing on.
+    attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them.
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent)
+    listener = Listener(model, blocks, watch, silent, tiles)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [

@@ -1,0 +1,191 @@
+"""Attention without its maps: the fastest exact kernel forward, and backward one tile of rows after another.
+
+    A[i] = softmax(q_i Kᵀ s + mask_i),     ∂y/∂A[i] = ∂y/∂o_i Vᵀ          i: the queries of one tile
+
+A tile holds whole rows, so that its softmax needs nothing of other tiles, and is made by the model's own eager
+attention, called with some of the queries: position biases, soft caps, sinks, windows and grouped heads stay exact.
+What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients; no map of all
+queries is ever there. Memory is queries, keys and values of each layer and one tile.
+
+Kernels that cut the keys, too, take the place of `Streamed.sweep`: all that others know of a sweep is what it calls
+`fold` with.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from clearhead.recording.tape import Call
+
+#: How many numbers a map of one tile may hold (16 MiB in float32); but a tile has some rows at least.
+CELLS = 2**22
+LEAST_ROWS = 16
+#: What the certificate says.
+KERNEL = "streaming: torch tiles"
+
+#: What is handed each tile: its queries, their attention, and the gradient of it (None: there is none).
+FoldTile = Callable[[slice, Float[Tensor, "batch head query key"], Tensor | None], None]
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a streaming pass does with tiles.
+
+    fold: gets a call with the maps of a tile, its queries, and the number of the sweep; a call is complete when the
+    recorder hands it over. sweeps: how often it is to see every tile. hidden: whether it reads the gradient where
+    attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
+    """
+
+    fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
+    sweeps: int = 1
+    hidden: bool = False
+    rows: int | None = None
+
+
+@dataclass
+class Streamed:
+    """One attention call whose maps are made tile by tile, as often as they are asked for.
+
+    forward: the kernel that makes the output at once; None where only the model's eager attention is exact
+    mask: which keys each query sees (or what is added to the scores); causal: it sees none that comes after it
+    """
+
+    eager: Callable[..., tuple[Tensor, Tensor]]
+    forward: Callable[..., tuple[Tensor, Any]] | None
+    module: nn.Module
+    query: Float[Tensor, "batch head query width"]
+    key: Float[Tensor, "batch kv_head key width"]
+    value: Float[Tensor, "batch kv_head key width"]
+    mask: Tensor | None
+    causal: bool
+    more: Mapping[str, Any]
+    tiles: Tiles
+    #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
+    arrives: Callable[[Tensor], Gradients] | None = None
+
+    def attend(self) -> Float[Tensor, "batch query head width"]:
+        output: Tensor = _Attend.apply(self.query, self.key, self.value, self)
+        return output
+
+    @property
+    def outline(self) -> Float[Tensor, "batch head query key"]:
+        """The map that is nowhere: its shape and type, without numbers."""
+        shape = (*self.query.shape[:3], self.key.shape[2])
+        return torch.empty(shape, dtype=self.query.dtype, device="meta")
+
+    def output(self) -> Float[Tensor, "batch query head width"]:
+        query, key, value = self._parts()
+        if self.forward is not None:
+            return self.forward(self.module, query, key, value, self.mask, **self.more)[0]
+        parts = [
+            self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
+            for rows, keys in self._spans(hidden=False)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def gradients(self, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
+        """∂y/∂query, ∂y/∂key and ∂y/∂value."""
+        found = self.sweep(gradient, None, backward=True)
+        assert found is not None
+        return found
+
+    def sweep(
+        self,
+        gradient: Float[Tensor, "batch query head width"] | None,
+        fold: FoldTile | None,
+        backward: bool = False,
+    ) -> Gradients | None:
+        """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients."""
+        whole, differentiates = self._parts(), gradient is not None
+        sums = [torch.zeros_like(part, dtype=_wide(part.dtype)) for part in whole]
+        for rows, keys in self._spans(hidden=self.tiles.hidden and fold is not None):
+            places = (rows, keys, keys)
+            parts = [part[:, :, at].requires_grad_(differentiates) for part, at in zip(whole, places, strict=True)]
+            with torch.set_grad_enabled(differentiates):
+                output, attention = self._tile(rows, keys, *parts)
+            found: tuple[Tensor, ...] = ()
+            if gradient is not None:
+                nodes = (attention, *parts) if backward else (attention,)
+                found = torch.autograd.grad(output, nodes, gradient[:, rows])
+            for sum_, at, part in zip(sums, places, found[1:], strict=False):
+                sum_[:, :, at] += part
+            if fold is not None:
+                around = (keys.start, self.key.shape[2] - keys.stop)
+                fold(rows, pad(attention.detach(), around), pad(found[0], around) if found else None)
+        if not backward:
+            return None
+        dq, dk, dv = (sum_.to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
+        return dq, dk, dv
+
+    def _parts(self) -> Gradients:
+        return self.query.detach(), self.key.detach(), self.value.detach()
+
+    def _tile(
+        self, rows: slice, keys: slice, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
+        """The model's own attention of some queries to some keys."""
+        more = {name: self._cut(part, rows, keys) for name, part in self.more.items()}
+        return self.eager(self.module, query, key, value, self._added(rows, keys), **more)
+
+    def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
+        """The tile's part of what lies along queries and keys, as position biases do."""
+        if not isinstance(part, Tensor) or part.dim() != 4 or part.shape[3] != self.key.shape[2]:
+            return part
+        part = part[..., keys]
+        return part[:, :, rows] if part.shape[2] == self.query.shape[2] else part
+
+    def _added(self, rows: slice, keys: slice) -> Float[Tensor, "batch 1 query key"] | None:
+        """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
+        seen = self._seen(rows)
+        if seen is None:
+            return None if self.mask is None else self._cut(self.mask, rows, keys)
+        # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
+        least = max(torch.finfo(self.query.dtype).min, torch.finfo(torch.float32).min)
+        added = torch.zeros_like(seen[..., keys], dtype=self.query.dtype)
+        return added.masked_fill_(~seen[..., keys], least)
+
+    def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
+        """Which keys these queries see; None where that is not said in so many words."""
+        count, device = self.key.shape[2], self.query.device
+        if self.causal:
+            places = torch.arange(rows.start, rows.stop, device=device)
+            return (torch.arange(count, device=device) <= places[:, None])[None, None]
+        if self.mask is None or self.mask.dtype != torch.bool:
+            return None
+        return self._cut(self.mask, rows, slice(0, count))
+
+    def _spans(self, hidden: bool) -> Iterator[tuple[slice, slice]]:
+        """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
+        batch, heads, count, _ = self.query.shape
+        width = self.key.shape[2]
+        size = self.tiles.rows or max(LEAST_ROWS, CELLS // (batch * heads * width))
+        for start in range(0, count, size):
+            rows = slice(start, min(start + size, count))
+            seen = None if hidden else self._seen(rows)
+            places = [] if seen is None else seen.any((0, 1, 2)).nonzero().flatten().tolist()
+            yield rows, slice(places[0], places[-1] + 1) if places else slice(0, width)
+
+
+class _Attend(torch.autograd.Function):
+    """The output at once; its gradient through tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Streamed) -> Tensor:
+        ctx.call = call
+        return call.output()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        call: Streamed = ctx.call
+        return *(call.arrives or call.gradients)(gradients[0]), None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Wide enough to add up in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

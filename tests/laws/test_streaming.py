@@ -1,0 +1,84 @@
+"""The laws hold for streaming as for the rest, and what streams is what is computed from whole maps."""
+
+import pytest
+import torch
+
+from clearhead import InputError, Method, Refusal
+from clearhead.methods import REGISTRY
+from tests import models
+from tests.laws import cases, snapshot
+
+#: Every method that can be computed from tiles, with all its options.
+STREAMING = [name for name in cases.FROM_TAPE if REGISTRY[name].sweeps]
+VARIANTS = [variant for name in STREAMING for variant in cases.variants(name)]
+SUBJECTS = ("bert/classify", "modernbert/classify", "beit/image")
+
+
+def explained(subject: str, kernel: str, raws: list, dtype: torch.dtype = torch.float64, rows: int | None = None):
+    ex = models.explainer(subject, dtype)
+    ex.recorder.tile_rows = rows
+    return ex.explain(raws, method=VARIANTS, kernel=kernel, per="head")
+
+
+def test_which_methods_stream():
+    assert set(STREAMING) >= {"generic", "grad-sam", "attcat", "attention-gradcam", "rollout", "attention"}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_batched_and_padded_streaming_is_materialised_one_by_one(subject):
+    raws = models.inputs(subject)
+    streamed = explained(subject, "streaming", raws, rows=3)
+    alone = [explained(subject, "materialised", [raw]) for raw in raws]
+    assert streamed.keys() == alone[0].keys()
+    for variant, found in streamed.items():
+        expected = [one[variant][0] for one in alone]
+        size = max(abs(e.scores).max() for e in expected)
+        within = 1e-5 if cases.tolerance(subject) > 1e-9 else 1e-9
+        for e, other in zip(found, expected, strict=True):
+            assert e.certificate["kernel"] == "streaming: torch tiles"
+            assert other.certificate["kernel"] == "materialised"
+            cases.assert_alike(e, other, within, size)
+
+
+def test_in_float32():
+    raws = models.inputs("bert/classify")
+    streamed = explained("bert/classify", "streaming", raws, torch.float32, rows=5)
+    expected = explained("bert/classify", "materialised", raws, torch.float32)
+    for variant, found in streamed.items():
+        size = max(abs(e.scores).max() for e in expected[variant])
+        for e, other in zip(found, expected[variant], strict=True):
+            cases.assert_alike(e, other, 1e-5, size)
+
+
+def test_the_same_bytes_and_an_untouched_model():
+    ex = models.explainer("bert/classify")
+    ex.recorder.tile_rows = 4
+    before = snapshot.of_model(ex.subject.model)
+    one, other = (ex.explain(models.inputs("bert/classify"), method=VARIANTS, kernel="streaming") for _ in range(2))
+    assert snapshot.of_model(ex.subject.model) == before
+    for variant in one:
+        for e, again in zip(one[variant], other[variant], strict=True):
+            assert e.scores.tobytes() == again.scores.tobytes()
+
+
+def test_what_cannot_stream_says_so():
+    ex = models.explainer("bert/classify")
+    with pytest.raises(Refusal, match="flow cannot be computed tile by tile"):
+        ex.explain("So boring!", method="flow", kernel="streaming")
+    with pytest.raises(Refusal, match="ignores transformers' attention interface"):
+        models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
+    with pytest.raises(InputError, match="unknown kernel 'flash'"):
+        ex.explain("So boring!", kernel="flash")
+
+
+def test_the_kernel_follows_the_length(monkeypatch):
+    monkeypatch.setattr("clearhead.kernels.LIMIT", 8)
+    ex = models.explainer("bert/classify")
+    short, long = "So boring!", "She hates the book because it isn't good"
+    found = ex.explain([short, long], method=["generic", "flow", Method("saliency")], batch_size=1)
+    kernels = {name: [e.certificate["kernel"] for e in part] for name, part in found.items()}
+    assert kernels["generic"] == ["materialised", "streaming: torch tiles"]
+    assert kernels["flow"] == ["materialised"] * 2
+    whole = ex.explain([short, long], kernel="materialised", batch_size=1)
+    for e, other in zip(found["generic"], whole, strict=True):
+        cases.assert_alike(e, other, 1e-9)
