@@ -1,5 +1,6 @@
-"""Launches the kernels of `triton_kernels.py`: which blocks, and what they are told about the masks."""
+"""Launches the kernels of `triton_tiles.py`: which blocks, and what they are told about the masks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import triton
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.recording import triton_kernels as kernels
+from clearhead.recording import triton_tiles as kernels
 
 Of = Literal["attention", "product", "positive"]
 
@@ -99,6 +100,21 @@ class Rebuilt:
         )  # fmt: skip
         return replace(self, lse=out)
 
+    def of_heads(self, heads: Sequence[int]) -> "Rebuilt":
+        """The same with only these heads; those that share keys get their own."""
+        group = self.query.shape[1] // self.key.shape[1]
+        own, shared = list(heads), [head // group for head in heads]
+        per_head = self.mask is not None and self.mask.shape[1] > 1
+        return replace(
+            self,
+            query=self.query[:, own],
+            key=self.key[:, shared],
+            value=None if self.value is None else self.value[:, shared],
+            gradient=None if self.gradient is None else self.gradient[:, own],
+            lse=None if self.lse is None else self.lse[:, own],
+            mask=self.mask[:, own] if self.mask is not None and per_head else self.mask,
+        )
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Of the maps that are nowhere."""
@@ -111,16 +127,19 @@ class Rebuilt:
         out = torch.empty(batch, heads, own, dtype=torch.float32, device=self.query.device)
         blocks = self.blocks or _apart_blocks(self._widest)
         value, gradient = self._differentiated(of)
+        lse, weighted = self._lse(), weights is not None
         if weights is None:
             weights, span = out, torch.tensor([[0, others]] * batch, dtype=torch.int32, device=out.device)
         else:
             weights = weights.float().contiguous()
             span = _span(weights[:, None])
+            if keys_own and bool((weights >= 0).all()):  # w exp(x − lse) = exp(x − (lse − log w)): one product less a cell
+                lse, weighted = lse - weights.log()[:, None], False
         kernels.sums_apart[(triton.cdiv(own, blocks.own), batch * heads)](
-            self.query, self.key, value, gradient, self._lse(), weights, span, self._mask(), out,
+            self.query, self.key, value, gradient, lse, weights, span, self._mask(), out,
             *_strides(self.query, self.key, value, gradient), *self._mask_strides(), *self._numbers(), value.shape[3],
             OWN=blocks.own, OTHER=blocks.other, **self._widths(value), KEYS_OWN=keys_own, OF=of,
-            WEIGHTED=weights is not out, **self._flags(), num_warps=blocks.warps, num_stages=blocks.stages,
+            WEIGHTED=weighted, **self._flags(), num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
