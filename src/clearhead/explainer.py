@@ -11,7 +11,7 @@ from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
-from clearhead.kernels import check_kernel, check_streams, is_long, rows_reached, streams
+from clearhead.kernels import LIMIT, check_kernel, check_streams, longest, rows_reached, streams
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run, why_not
 from clearhead.passes.rules import trial
@@ -19,6 +19,7 @@ from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
+from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Tape
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
@@ -89,6 +90,7 @@ class Explainer:
         batch_size: int = 8,
         memory: str | int | None = None,
         kernel: str | None = None,
+        checkpoint: bool | None = None,
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
@@ -109,8 +111,11 @@ class Explainer:
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
         memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
         many at a time as fit; the result is the same
-        kernel: how attention is recorded: "materialised" (whole maps, for short inputs) or "streaming" (tile by tile,
-        in memory that grows with the length and not its square); chosen by length if it is left out
+        kernel: how attention is recorded: "materialised" (whole maps, for short inputs) or "streaming" (in memory that
+        grows with the length and not its square), by "tiles" in torch or by "triton" on a GPU; chosen by length and
+        hardware if it is left out
+        checkpoint: whether a streaming pass computes each layer again on the way back, so that it takes the memory of
+        one layer; chosen by length if it is left out
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
         check_kernel(kernel)
@@ -139,7 +144,7 @@ class Explainer:
             samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(batches_of(samples, batch_size))
-        request = Request(methods, how, per, seed, authors, ignored, kernel)
+        request = Request(methods, how, per, seed, authors, ignored, kernel, checkpoint)
         budget = None if memory is None else Budget(bytes_of(memory))
         for places in followed(batches, progress):
             found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
@@ -231,7 +236,9 @@ class Explainer:
         """Test the recorder on one sample, the first time it is needed."""
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
-                if is_long(samples[:1]):  # whole maps are compared, so the input is a short one where there is one
+                if (
+                    longest(samples[:1]) > LIMIT
+                ):  # whole maps are compared, so the input is a short one where there is one
                     samples = self.subject.samples(self.subject.example(), How())
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
                 self.sample_tested = samples[0]
@@ -284,7 +291,7 @@ class Explainer:
         by_rules = method.kind == "rules"
         return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
-    def _check_readout(self, sample: Sample, target: Target, streaming: bool = False) -> bool:
+    def _check_readout(self, sample: Sample, target: Target, streaming: Tiles | None = None) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
 
         True if that was seen; False if no row reaches the target, so that nothing could be seen.
@@ -294,11 +301,11 @@ class Explainer:
         return bool(seen) and all(seen)
 
     def _check_rows(
-        self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float], streaming: bool
+        self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float], streaming: Tiles | None
     ) -> bool:
-        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]])
+        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]], streaming=streaming)
         last = max(i for i, place in enumerate(tested.places) if place.query_stream == stream)
-        used, read = rows_reached(self.recorder, plan, last, streaming), set(rows)
+        used, read = rows_reached(self.recorder, plan, last), set(rows)
         if not used and not read:  # nobody reads this stream's last layer, as was said
             return True
         if not used and tested.path == "returned":
@@ -363,7 +370,7 @@ class Explainer:
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
         tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
-        streaming = streams(self.recorder, tried, samples, request.kernel)
+        streaming = streams(self.recorder, tried, samples, request.kernel, request.checkpoint)
         chunks = self._chunks(steps, samples, tested, len(samples) if streaming else rows)
         passes = [self._pass(samples, part, request, tested, streaming) for part in chunks]
         return [
@@ -377,12 +384,12 @@ class Explainer:
         targets: list[list[Target]],
         request: Request,
         tested: SelfTest,
-        streaming: bool,
+        streaming: Tiles | None,
     ) -> Pass:
         cut = [self.subject.cut(sample, own) for sample, own in zip(samples, targets, strict=True)]
         plan = Plan(self.subject, cut, targets, request.seed, streaming)
         readings = [Reading(method, plan, tested) for method in request.methods]
-        if request.kernel == "streaming":
+        if request.kernel not in (None, "materialised"):
             check_streams(readings)
         if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)

@@ -1,19 +1,25 @@
 """Which kernel records attention: one of whole maps (`materialised`), or of tiles (`streaming`)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from clearhead.errors import Refusal, unknown
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
-from clearhead.recording.streaming import Tiles
+from clearhead.recording.streaming import Kernel, Tiles
 from clearhead.recording.tape import Call
 from clearhead.subjects.base import Sample
 
-KERNELS = ("materialised", "streaming")
+#: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.
+KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
+#: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
+#: longer, but memory of one layer in place of all.
+CHECKPOINT_FROM = 16384
 
 
 def check_kernel(kernel: str | None) -> None:
@@ -21,24 +27,43 @@ def check_kernel(kernel: str | None) -> None:
         raise unknown("kernel", kernel, KERNELS)
 
 
-def is_long(samples: Sequence[Sample]) -> bool:
-    return any(len(axis) > LIMIT for sample in samples for axis in sample.axes.values())
+def longest(samples: Sequence[Sample]) -> int:
+    return max(len(axis) for sample in samples for axis in sample.axes.values())
 
 
-def streams(recorder: Recorder, tried: Plan, samples: Sequence[Sample], kernel: str | None) -> bool:
-    """Whether passes over these samples stream; `tried` is what the recorder was tested on.
+def streams(
+    recorder: Recorder, tried: Plan, samples: Sequence[Sample], kernel: str | None, checkpoint: bool | None
+) -> Tiles | None:
+    """How passes over these samples stream, if they do; `tried` is what the recorder was tested on.
 
     A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for.
     """
-    if kernel == "materialised" or (kernel is None and not is_long(samples)):
-        return False
+    length = longest(samples)
+    if kernel == "materialised" or (kernel is None and length <= LIMIT):
+        return None
+    twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
+    tiles = Tiles(rows=recorder.tile_rows, kernel=_kernel(recorder, tried, kernel), checkpoint=twice)
     try:
-        recorder.test_streaming(tried.batch, tried.leaves)
+        recorder.test_streaming(tried.batch, tried.leaves, tiles.kernel)
     except Refusal:
-        if kernel == "streaming":
+        if kernel is not None:
             raise
-        return False
-    return True
+        return None
+    return tiles
+
+
+def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | None:
+    if kernel == "tiles":
+        return None
+    found = recorder.kernel or kernel_for(tried.subject.device)
+    if found is None and kernel == "triton":
+        raise Refusal("kernel='triton' needs a GPU and the package triton: say kernel='tiles', or leave it out")
+    return found
+
+
+def kernel_for(device: torch.device) -> Kernel | None:
+    """The fastest kernel that a device has; None where that is torch's, tile by tile."""
+    return None
 
 
 def check_streams(readings: Sequence[Reading]) -> None:
@@ -51,7 +76,7 @@ def check_streams(readings: Sequence[Reading]) -> None:
             )
 
 
-def rows_reached(recorder: Recorder, plan: Plan, place: int, streaming: bool) -> set[int]:
+def rows_reached(recorder: Recorder, plan: Plan, place: int) -> set[int]:
     """The rows of one call's attention that reach the target of a plan's only sample."""
     found: set[int] = set()
 
@@ -62,8 +87,9 @@ def rows_reached(recorder: Recorder, plan: Plan, place: int, streaming: bool) ->
     def fold(call: Call, queries: slice, sweep: int) -> None:
         note(call.attention_gradient, queries.start)
 
-    how = {"leaves": plan.leaves, "places": range(place, place + 1), "tiles": Tiles(fold) if streaming else None}
+    tiles = None if plan.streaming is None else replace(plan.streaming, fold=fold, ran=set())
+    how = {"leaves": plan.leaves, "places": range(place, place + 1), "tiles": tiles}
     tape = recorder.record(plan.batch, plan.value, ("attention_gradient",), **how)
-    if not streaming:
+    if tiles is None:
         note(tape.calls[0].attention_gradient)
     return found

@@ -14,6 +14,7 @@ from clearhead.budget import note
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
 from clearhead.recording.recorder import Recorder, Rows
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
@@ -33,7 +34,7 @@ class Plan:
         samples: Sequence[Sample],
         targets: Sequence[Sequence[Target]],
         seed: int = 0,
-        streaming: bool = False,
+        streaming: Tiles | None = None,
     ) -> None:
         self.subject, self.seed, self.size, self.streaming = subject, seed, len(samples), streaming
         self.steps = len(targets[0])
@@ -147,6 +148,7 @@ class Reading:
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
         self.kernel = "materialised"
+        self.heads = {place.module: place.heads for place in tested.places}
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
         self.layers = {pair: layer_range(layers, tested.layers(*pair)) for pair in pairs}
@@ -175,10 +177,14 @@ class Reading:
 
     def visit(self, call: Call) -> None:
         if self.wants(call.query_stream, call.key_stream, call.layer):
-            fold = self.across or self.folds[call.query_stream]
-            if self.method.option("heads") is not None and (call.attention is not None or fold.heads is None):
-                fold.heads = _head_list(self.method.option("heads"), call)
-            fold.fold(call)
+            self._fold_of(call).fold(call)
+
+    def _fold_of(self, call: Call) -> Any:
+        """The fold that a call belongs to, with the heads that were chosen."""
+        fold = self.across or self.folds[call.query_stream]
+        if self.method.option("heads") is not None:
+            fold.heads = _head_list(self.method.option("heads"), self.heads[call.module])
+        return fold
 
     @property
     def streams(self) -> bool:
@@ -195,10 +201,20 @@ class Reading:
 
     def tile(self, call: Call, queries: slice, sweep: int) -> None:
         if self.sweeps and self.wants(call.query_stream, call.key_stream, call.layer):
-            fold = self.folds[call.query_stream]
-            if self.method.option("heads") is not None:
-                fold.heads = _head_list(self.method.option("heads"), call)
-            fold.fold_tile(call, queries, sweep)
+            self._fold_of(call).fold_tile(call, queries, sweep)
+
+    def reduces(self, call: Call) -> bool:
+        """Whether it wants something of the maps of this call."""
+        return bool(self.sweeps) and self.wants(call.query_stream, call.key_stream, call.layer)
+
+    def reduce(self, call: Call) -> Reduce | None:
+        """The sum of the maps that is enough, if one is."""
+        fold = self._fold_of(call)
+        wanted: Reduce | None = fold.reduce(call)
+        return None if wanted is None else replace(wanted, heads=fold.heads)
+
+    def fold_sum(self, call: Call, total: Tensor) -> None:
+        self._fold_of(call).fold_sum(call, total)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         if self.across is not None:
@@ -236,13 +252,32 @@ def recorded(
         for reading in readings:
             reading.tile(here, queries, sweep)
 
+    def reductions(call: Call) -> list[Reduce] | None:
+        found = [reading.reduce(call) for reading in readings if reading.reduces(call)]
+        return None if None in found else [one for one in found if one is not None]
+
+    def reduced(call: Call, sums: list[Tensor]) -> None:
+        wanting = [reading for reading in readings if reading.reduces(call)]
+        for reading, total in zip(wanting, sums, strict=True):
+            reading.fold_sum(call, total.to(device))
+
     tiles = None
-    if streaming:
-        sweeps, hidden = max(r.sweeps for r in readings), any(r.reads_hidden for r in readings)
-        tiles = Tiles(fold, sweeps, hidden, recorder.tile_rows)
-    return recorder.run(
+    if streaming and plan.streaming is not None:
+        tiles = replace(
+            plan.streaming,
+            fold=fold,
+            sweeps=max(reading.sweeps for reading in readings),
+            hidden=any(reading.reads_hidden for reading in readings),
+            reductions=reductions,
+            reduced=reduced,
+            ran=set(),
+        )
+    tape = recorder.run(
         plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, tiles=tiles
     )
+    for reading in readings:
+        reading.kernel = reading.kernel if tiles is None else tiles.name
+    return tape
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:
@@ -258,11 +293,7 @@ def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:
     return part
 
 
-def _head_list(heads: Sequence[int], call: Call) -> list[int]:
-    part = call.attention
-    if part is None:
-        return list(heads)
-    count = part.shape[1]
+def _head_list(heads: Sequence[int], count: int) -> list[int]:
     wrong = [head for head in heads if not -count <= head < count]
     if wrong or not heads:
         raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")

@@ -34,6 +34,7 @@ class Request:
     #: The target that was given and that the profile's author does not heed.
     ignored: Any = None
     kernel: str | None = None
+    checkpoint: bool | None = None
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 

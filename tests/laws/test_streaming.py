@@ -7,6 +7,7 @@ from clearhead import InputError, Method, Refusal
 from clearhead.methods import REGISTRY
 from tests import models
 from tests.laws import cases, snapshot
+from tests.recording.whole import WholeMaps
 
 #: Every method that can be computed from tiles, with all its options.
 STREAMING = [name for name in cases.FROM_TAPE if REGISTRY[name].sweeps]
@@ -38,6 +39,23 @@ def test_batched_and_padded_streaming_is_materialised_one_by_one(subject):
             assert e.certificate["kernel"] == "streaming: torch tiles"
             assert other.certificate["kernel"] == "materialised"
             cases.assert_alike(e, other, within, size)
+
+
+def test_sums_made_at_once_are_those_of_tiles():
+    """Every method on a kernel that makes sums, where they are enough, is what it is on tiles."""
+    raws = models.inputs("bert/classify")
+    ex, kernel = models.explainer("bert/classify"), WholeMaps()
+    ex.recorder.kernel = kernel
+    for variant in VARIANTS:
+        found = ex.explain(raws, method=[variant], kernel="streaming", checkpoint=True, per=shares(variant))
+        expected = ex.explain(raws, method=[variant], kernel="materialised", per=shares(variant))
+        for e, other in zip(found[str(variant)], expected[str(variant)], strict=True):
+            assert e.certificate["kernel"] == "streaming: whole maps, layers computed twice"
+            cases.assert_alike(e, other, 1e-9, max(abs(one.scores).max() for one in expected[str(variant)]))
+
+
+def shares(variant: Method) -> str | None:
+    return "head" if variant.declaration.has_head_shares else None
 
 
 def test_in_float32():

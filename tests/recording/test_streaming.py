@@ -1,5 +1,6 @@
 """Streaming passes: tiles put together are the maps that are recorded whole, for every kind of mask and attention."""
 
+import weakref
 from functools import cache
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 import transformers
 
 from clearhead.recording.recorder import Recorder
-from clearhead.recording.streaming import Tiles
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.streaming import Streamed, Tiles
 from clearhead.recording.tape import Call, Tape
+from tests.recording.whole import WholeMaps
 
 _SMALL = {
     "vocab_size": 40,
@@ -196,3 +199,43 @@ def test_attention_alone_needs_no_backward_pass() -> None:
     for call in materialised("both ways", "sdpa", torch.float64).calls:
         assert together.whole(call, "attention").shape == call.attention.shape
         assert all(part.attention_gradient is None for part in together.parts[call.module, 0])
+
+
+@pytest.mark.parametrize(("name", "own"), [*CASES, ("both ways", "kernel"), ("grouped heads", "kernel")])
+def test_layers_computed_twice_are_the_same(name: str, own: str) -> None:
+    """The gradients of layers' inputs and of the words, from tapes that were never whole."""
+    dtype, kernel = torch.float64, WholeMaps() if own == "kernel" else None
+    own = "sdpa" if kernel else own
+    _, tape = streamed(name, own, dtype, rows=4, hidden=True, checkpoint=True, kernel=kernel)
+    _, expected = streamed(name, own, dtype, rows=4, hidden=True, kernel=kernel)
+    for mine, call in zip(tape.calls, expected.calls, strict=True):
+        assert mine.module == call.module
+        assert near(mine.block_input_gradient, call.block_input_gradient, name, own, dtype)
+    assert near(tape.input_gradient["input_ids"], expected.input_gradient["input_ids"], name, own, dtype)
+
+
+@pytest.mark.parametrize(("checkpoint", "alive"), [(True, [0, 0]), (False, [2, 1])])
+def test_memory_is_one_layers(checkpoint: bool, alive: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the backward pass comes to a layer there are no queries yet; without checkpoints, its own and all below."""
+    queries: list[weakref.ref[torch.Tensor]] = []
+    attend, seen = Streamed.attend, []
+
+    def watched(call: Streamed, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        queries.append(weakref.ref(query))
+        return attend(call, query, *others)
+
+    def look(call: Call) -> list[Reduce]:
+        seen.append(sum(one() is not None for one in queries))
+        return []
+
+    monkeypatch.setattr(Streamed, "attend", watched)
+    tiles = Tiles(kernel=WholeMaps(), reductions=look, checkpoint=checkpoint)
+    recorder("grouped heads", "sdpa", torch.float64).run(batch("grouped heads"), value, ASKS, tiles=tiles)
+    assert seen == alive
+    assert tiles.name == "streaming: whole maps" + (", layers computed twice" if checkpoint else "")
+
+
+def test_what_a_kernel_cannot_make_is_made_of_tiles() -> None:
+    tiles = Tiles(kernel=WholeMaps())
+    recorder("sinks", "eager", torch.float64).run(batch("sinks"), value, ASKS, tiles=tiles)
+    assert tiles.name == "streaming: torch tiles"

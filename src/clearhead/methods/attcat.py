@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, Scores, of_authors, push, register
+from clearhead.methods.base import Fold, Scores, of_authors, register
 from clearhead.methods.cat import features_x_gradient
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -47,9 +48,8 @@ class AttCAT(Fold):
         every = self.frame.valid[:, None].to(self.frame.readout.dtype)
         self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
-        assert call.attention is not None
-        return push(self.looking[:, :, queries], call.attention)
+    def reduce(self, call: Call) -> Reduce:
+        return Reduce("attention", self.looking)
 
     def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
         return total * features_x_gradient(call)[:, None, None]

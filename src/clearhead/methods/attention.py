@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, placed, push, register
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -37,12 +38,21 @@ class Attention(Fold):
     sweeps: ClassVar[int] = 1
     by_query: bool = of_authors(False)
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
+    @property
+    def needs_whole(self) -> bool:
+        return self.by_query
+
+    def reduce(self, call: Call) -> Reduce:
+        return Reduce("attention", self.frame.readout)
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        return total / len(self.frame.layers)
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
+        if not self.by_query:
+            return super().visit(call)
         assert call.attention is not None
-        if self.by_query:
-            looks = looks_of(call.attention, self.frame) / (call.attention.shape[1] * len(self.frame.layers))
-            return placed(looks, queries, self.frame.valid.shape[1])
-        return push(self.frame.readout[:, :, queries], call.attention) / len(self.frame.layers)
+        return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
 
 
 @across("attention")

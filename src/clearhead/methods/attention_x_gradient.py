@@ -7,10 +7,8 @@ A baseline of AttCAT's authors (“AttGrads”): Generic Attention's maps withou
 
 from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
-
-from clearhead.methods.base import Fold, push, register
+from clearhead.methods.base import Fold, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
 
@@ -30,6 +28,5 @@ from clearhead.recording.tape import Call
 class AttentionXGradient(Fold):
     sweeps: ClassVar[int] = 1
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
-        assert call.attention is not None and call.attention_gradient is not None
-        return push(self.frame.readout[:, :, queries], call.attention * call.attention_gradient)
+    def reduce(self, call: Call) -> Reduce:
+        return Reduce("product", self.frame.readout)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.options import SHARED, Layers, own_option
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.reduce import push as push
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
@@ -153,9 +155,18 @@ class Fold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
+    def reduce(self, call: Call) -> Reduce | None:
+        """The sum of a call's maps that is all it wants of them (where their rows sum to one), if there is one.
+
+        `call` has no maps here.
+        """
+        return None
+
     def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
         """What these queries' rows of the maps add to a sum over tiles; `known` is the sum of the sweep before."""
-        raise NotImplementedError
+        wanted = self.reduce(call)
+        assert wanted is not None
+        return wanted.of_tile(call, queries, self.frame.valid.shape[1])
 
     def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"] | None:
         """Fold the sum over the tiles of a call, which has no maps any more, into the state; returns as `visit`."""
@@ -192,7 +203,11 @@ class Fold:
             if len(self.tile_sums) == sweep:
                 self.tile_sums.append(part)
             else:
-                self.tile_sums[sweep] = self.tile_sums[sweep] + part
+                self.tile_sums[sweep] += part
+
+    def fold_sum(self, call: Call, total: Tensor) -> None:
+        """The sum that `reduce` asked for, made at once."""
+        self.tile_sums = [total]
 
     def finish(self, tape: Tape) -> Scores:
         """By default the scores are the sum of all shares."""
@@ -243,23 +258,6 @@ class AcrossFold:
     def speaks(self, stream: str) -> bool:
         """Whether rows of this stream are read."""
         return bool(self.frames[stream].readout.any())
-
-
-def push(
-    rows: Float[Tensor, "batch row query"], maps: Float[Tensor, "batch head query key"]
-) -> Float[Tensor, "batch head row key"]:
-    """Rows pushed down through the maps, divided by the number of heads, so that the sum over heads is r · E_h[maps].
-
-    One row is kept head by head, which costs nothing; many rows are pushed through the mean map.
-    """
-    if rows.shape[1] == 1:
-        return (rows[:, None] @ maps) / maps.shape[1]
-    return (rows @ maps.mean(1))[:, None]
-
-
-def placed(part: Float[Tensor, "batch head query"], queries: slice, width: int) -> Float[Tensor, "batch head 1 unit"]:
-    """What belongs to the queries of one tile, at their places, so that it can be added to the others'."""
-    return torch.nn.functional.pad(part, (queries.start, width - queries.stop))[:, :, None]
 
 
 def of_authors(default: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
 
@@ -66,6 +67,9 @@ class Generic(Fold):
                 "there is one, or each looks at itself alone: leave them out"
             )
         self.rows = self.frame.readout
+
+    def reduce(self, call: Call) -> Reduce | None:
+        return Reduce("positive", self.rows) if self.fusion == "clamp-mean" and not self.lrp else None
 
     def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
         return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))

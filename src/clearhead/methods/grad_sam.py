@@ -8,10 +8,12 @@ The sum runs over the keys of token i's own row, as the formula has it: how toke
 
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, placed, register
+from clearhead.methods.base import Fold, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
 
@@ -30,12 +32,13 @@ class GradSAM(Fold):
     sweeps: ClassVar[int] = 1
     received: bool = False
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head 1 unit"]:
+    def reduce(self, call: Call) -> Reduce:
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, which other methods share.
-        if self.received:
-            return call.positive.sum(2, keepdim=True)
-        return placed(call.positive.sum(3), queries, self.frame.valid.shape[1])
+        every = torch.ones_like(self.frame.readout[:, :1])
+        return Reduce("positive", every if self.received else None)
 
     def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
-        cells = len(self.frame.layers) * total.shape[1] * self.frame.lengths.to(total.dtype)
-        return total / cells[:, None, None, None]
+        lengths = self.frame.lengths.to(total.dtype)[:, None, None, None]
+        if self.received:  # pushed rows are divided by the number of heads
+            return total / (len(self.frame.layers) * lengths)
+        return total[:, :, None] / (len(self.frame.layers) * total.shape[1] * lengths)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -46,13 +47,24 @@ class Rollout(Fold):
         depths = len(self.frame.layers)
         self.rows = torch.zeros_like(self.frame.readout).repeat(1, depths, 1) if self.one_row else self.frame.readout
 
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch row unit"]:
+    def started(self, call: Call) -> Float[Tensor, "batch row unit"]:
+        """The rows that come to a call, among them the one that starts there."""
         if self.one_row:
             self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        rows = self.rows[:, :, queries]
+        return self.rows
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch row unit"]:
+        rows = self.started(call)[:, :, queries]
         rows = rows / _sums(call.mean_attention).mT if self.half else rows
         kept = pad(rows, (queries.start, self.rows.shape[2] - queries.stop))
         return kept + rows @ call.mean_attention
+
+    def reduce(self, call: Call) -> Reduce:
+        return Reduce("attention", self.started(call) / 2 if self.half else self.started(call))
+
+    def fold_sum(self, call: Call, total: Tensor) -> None:
+        kept = self.rows / 2 if self.half else self.rows
+        self.tile_sums = [kept + total.sum(1)]
 
     def joined(self, call: Call, total: Tensor) -> None:
         self.rows = total

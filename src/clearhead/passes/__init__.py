@@ -14,7 +14,6 @@ from clearhead.passes.values import from_values
 from clearhead.plan import Plan, Reading, recorded
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.streaming import KERNEL
 from clearhead.recording.tape import Asks
 from clearhead.subjects.base import Sample, Subject
 
@@ -29,12 +28,11 @@ def from_tape(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     and one for the others."""
     found: dict[int, dict[str, Scores]] = {}
     for streaming in (True, False):
-        chosen = {i: one for i, one in enumerate(readings) if (plan.streaming and one.streams) == streaming}
+        chosen = {i: one for i, one in enumerate(readings) if (plan.streaming is not None and one.streams) == streaming}
         if chosen:
             asks: Asks = frozenset().union(*(reading.asks for reading in chosen.values()))
             tape = plan.arranged(recorded(recorder, plan, [*chosen.values()], tested, asks, streaming))
             for i, reading in chosen.items():
-                reading.kernel = KERNEL if streaming else reading.kernel
                 found[i] = reading.finish(tape)
     return [found[i] for i in range(len(readings))]
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from clearhead.errors import Refusal
 from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
+from clearhead.recording.checkpointing import layers_again
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 from clearhead.recording.streaming import Streamed, Tiles
 
@@ -77,9 +79,11 @@ class Listener:
         watch: Watch,
         silent: bool = False,
         tiles: Tiles | None = None,
+        values: bool = True,
     ) -> None:
         self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
-        self.tiles = tiles
+        self.tiles, self.values = tiles, values
+        self.again = False  # whether a layer is computed again that was heard before
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.heard: Counter[int] = Counter()  # how often each module was
@@ -162,9 +166,11 @@ def _attention(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
     )
     if listener.tiles is not None:
-        streamed = _streamed(eager, module, query, key, value, attention_mask, kwargs, listener.tiles)
-        output = streamed.attend()
-        listener.hear(module, streamed.outline, value, output, streamed=streamed)
+        streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
+        output = streamed.attend(query, key, value)
+        if not listener.again:
+            value_and_output = (value, output) if listener.values else ()
+            listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None
     output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     patch = getattr(_active, "patch", None)
@@ -177,22 +183,25 @@ def _attention(
 def _streamed(
     eager: Callable[..., tuple[Tensor, Tensor]],
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    queries: int,
     mask: Tensor | None,
     more: dict[str, Any],
-    tiles: Tiles,
+    listener: Listener,
 ) -> Streamed:
     """A call of a streaming pass. What the user runs with torch's kernel has an output that this kernel makes."""
+    moving = [name for name, part in {"mask": mask, **more}.items() if isinstance(part, Tensor) and part.requires_grad]
+    if moving:  # its gradient would be lost
+        raise Refusal(
+            f"{listener.model}: the attention of {listener.name_of(module)} takes {moving[0]}, which depends on the "
+            "input, beside queries, keys and values: it cannot be had tile by tile"
+        )
     if _is_eager(module.config):
-        return Streamed(eager, None, module, query, key, value, mask, False, more, tiles)
+        return Streamed(eager, None, module, mask, False, more, listener.tiles or Tiles())
     # As transformers has it: no mask means a causal one, where the module is causal.
     given = more.get("is_causal")
     is_causal = given if given is not None else getattr(module, "is_causal", True)
-    causal = mask is None and query.shape[2] > 1 and bool(is_causal)
-    forward = AttentionInterface()["sdpa"]
-    return Streamed(eager, forward, module, query, key, value, mask, causal, more, tiles)
+    causal = mask is None and queries > 1 and bool(is_causal)
+    return Streamed(eager, AttentionInterface()["sdpa"], module, mask, causal, more, listener.tiles or Tiles())
 
 
 def _is_eager(config: Any) -> bool:
@@ -234,16 +243,18 @@ def capture(
     implementation: str = NAME,
     silent: bool = False,
     tiles: Tiles | None = None,
+    values: bool = True,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
     `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
-    attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them.
+    attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them (and its
+    `values` only if that is said).
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent, tiles)
+    listener = Listener(model, blocks, watch, silent, tiles, values)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [
@@ -256,11 +267,26 @@ def capture(
         stack.enter_context(hooks(handles))
         stack.enter_context(own.heard(model, listener))
         stack.enter_context(attention_implementation(model, implementation))
+        if tiles is not None and tiles.checkpoint and torch.is_grad_enabled():
+            again = partial(_again, model, implementation, listener)
+            stack.enter_context(layers_again(blocks.values(), again))
         _active.listener = listener
         try:
             yield listener.calls
         finally:
             _active.listener = outer
+
+
+@contextmanager
+def _again(model: nn.Module, implementation: str, listener: Listener) -> Iterator[None]:
+    """What holds while a layer is computed again on the way back, in whichever thread that is."""
+    outer: Listener | None = getattr(_active, "listener", None)
+    with attention_implementation(model, implementation):
+        _active.listener, listener.again = listener, True
+        try:
+            yield
+        finally:
+            _active.listener, listener.again = outer, False
 
 
 @contextmanager
@@ -316,6 +342,7 @@ def _recognise_projection(listener: Listener) -> Callable[..., None]:
             assert isinstance(weight, Tensor)
             # GPT-2's Conv1D stores its weight as input × output.
             last.output_projection = weight if isinstance(module, nn.Linear) else weight.T
+            last.output = last.output if last.streamed is None else None  # a streaming pass keeps no more than it must
 
     return hook
 

@@ -17,7 +17,7 @@ from clearhead.recording.cuts import Whole
 from clearhead.recording.interface import NAME, Captured, capture
 from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
 from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
-from clearhead.recording.streaming import Tiles
+from clearhead.recording.streaming import Kernel, Tiles
 from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
 from clearhead.recording.visits import Visit, Visits, plain, repeated
 
@@ -82,9 +82,11 @@ class Recorder:
         self.expected = expected or partial(expected_calls, getattr(model, "config", None))
         self.lock = lock_of(model)
         self.tested: SelfTest | None = None
-        self.streaming_error: float | None = None
-        #: How many queries a tile of a streaming pass has; None for as many as suit its length.
+        self.streaming_errors: dict[str, float] = {}
+        #: How many queries a tile of a streaming pass has, and what makes calls without tiles: None for what suits the
+        #: length and the hardware.
         self.tile_rows: int | None = None
+        self.kernel: Kernel | None = None
 
     def run(
         self,
@@ -160,14 +162,18 @@ class Recorder:
                 self.tested = self_test(self.model, forward, inputs, placing, self.expected(), padded)
         return self.tested
 
-    def test_streaming(self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",)) -> float:
-        """The same of streaming passes, once: in small tiles, logits must be the real ones."""
+    def test_streaming(
+        self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",), kernel: Kernel | None = None
+    ) -> float:
+        """The same of streaming passes, once for each kernel: in small tiles, logits must be the real ones."""
+        name = "" if kernel is None else kernel.name
         with self.lock:
             tested = self.test(inputs, leaves)
-            if self.streaming_error is None:
-                forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves, tiles=Tiles(rows=3))
-                self.streaming_error = streaming_test(self.model, forward, inputs, tested)
-        return self.streaming_error
+            if name not in self.streaming_errors:
+                tiles = Tiles(rows=3, kernel=kernel)
+                forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves, tiles=tiles)
+                self.streaming_errors[name] = streaming_test(self.model, forward, inputs, tested)
+        return self.streaming_errors[name]
 
     def forward(
         self,
@@ -196,7 +202,8 @@ class Recorder:
                 if leaf in given and leaf not in looked_up:
                     given[leaf] = starts[leaf] = _as_leaf(others.get(leaf, given[leaf]).to(given[leaf]))
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
-            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent, tiles))
+            values = tiles is None or bool(asks & {"values", "output_projection"})
+            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent, tiles, values))
             stack.enter_context(self.scope())
             if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
                 stack.enter_context(Whole())

@@ -5,32 +5,55 @@
 A tile holds whole rows, so that its softmax needs nothing of other tiles, and is made by the model's own eager
 attention, called with some of the queries: position biases, soft caps, sinks, windows and grouped heads stay exact.
 What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients; no map of all
-queries is ever there. Memory is queries, keys and values of each layer and one tile.
+queries is ever there. Memory is queries, keys and values of each layer and one tile; with activation checkpointing
+(`checkpointing.py`) of one layer and one tile.
 
-Kernels that cut the keys, too, take the place of `Streamed.sweep`: all that others know of a sweep is what it calls
-`fold` with.
+A `Kernel` that cuts the keys, too, takes the place of the loop for calls that it knows how to make, where all that
+methods want are sums (`reduce.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
 #: How many numbers a map of one tile may hold (16 MiB in float32); but a tile has some rows at least.
 CELLS = 2**22
 LEAST_ROWS = 16
-#: What the certificate says.
-KERNEL = "streaming: torch tiles"
+#: What the certificate calls the loop over tiles.
+TORCH = "torch tiles"
 
 #: What is handed each tile: its queries, their attention, and the gradient of it (None: there is none).
 FoldTile = Callable[[slice, Float[Tensor, "batch head query key"], Tensor | None], None]
 Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+class Kernel(Protocol):
+    """Makes the output of a call, its gradients, and sums of its maps."""
+
+    #: What the certificate says.
+    name: str
+
+    def takes(self, call: "Streamed", reductions: Sequence[Reduce]) -> bool:
+        """Whether it makes exactly this attention, whose rows must sum to one, and these sums."""
+
+    def output(self, call: "Streamed") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        """The output, and what is to be in `call.saved` on the way back."""
+
+    def backward(
+        self, call: "Streamed", gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
+    ) -> tuple[Gradients, list[Tensor]]:
+        """∂y/∂query, ∂y/∂key and ∂y/∂value, and the sums."""
+
+    def reduced(self, call: "Streamed", gradient: Tensor | None, reductions: Sequence[Reduce]) -> list[Tensor]:
+        """The sums alone; without a gradient, those of attention."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +63,27 @@ class Tiles:
     fold: gets a call with the maps of a tile, its queries, and the number of the sweep; a call is complete when the
     recorder hands it over. sweeps: how often it is to see every tile. hidden: whether it reads the gradient where
     attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
+    kernel: makes calls at once that it takes. reductions: the sums that are enough for a call (None: tiles are needed);
+    reduced: gets them, in the place of tiles
+    checkpoint: whether layers are computed again on the way back, so that memory is one layer's
     """
 
     fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
     sweeps: int = 1
     hidden: bool = False
     rows: int | None = None
+    kernel: Kernel | None = None
+    reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
+    reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
+    checkpoint: bool = False
+    #: The names of the kernels that ran.
+    ran: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """What the certificate says."""
+        names = " and ".join(sorted(self.ran or {TORCH}))
+        return f"streaming: {names}{', layers computed twice' if self.checkpoint else ''}"
 
 
 @dataclass
@@ -59,41 +97,91 @@ class Streamed:
     eager: Callable[..., tuple[Tensor, Tensor]]
     forward: Callable[..., tuple[Tensor, Any]] | None
     module: nn.Module
-    query: Float[Tensor, "batch head query width"]
-    key: Float[Tensor, "batch kv_head key width"]
-    value: Float[Tensor, "batch kv_head key width"]
     mask: Tensor | None
     causal: bool
     more: Mapping[str, Any]
     tiles: Tiles
+    #: Queries, keys, values, and what a kernel wants of its forward pass.
+    held: tuple[Tensor, ...] | None = None
+    #: What holds them until the backward pass comes here.
+    holder: Any = None
+    #: Through which of autograd's edges a gradient passes that has passed the attention.
+    edge: Any = None
     #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
     arrives: Callable[[Tensor], Gradients] | None = None
 
-    def attend(self) -> Float[Tensor, "batch query head width"]:
-        output: Tensor = _Attend.apply(self.query, self.key, self.value, self)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"]:
+        self.held = (query.detach(), key.detach(), value.detach())
+        self.outline = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
+        self.kernel = self.tiles.kernel if self.tiles.kernel and self.tiles.kernel.takes(self, ()) else None
+        self.tiles.ran.add(self.kernel.name if self.kernel else TORCH)
+        if query.requires_grad:
+            self.edge = torch.autograd.graph.get_gradient_edge(query)
+        output: Tensor = _Attend.apply(query, key, value, self)
+        if output.requires_grad:
+            self.held = None  # autograd keeps them, or makes them again
         return output
 
-    @property
-    def outline(self) -> Float[Tensor, "batch head query key"]:
-        """The map that is nowhere: its shape and type, without numbers."""
-        shape = (*self.query.shape[:3], self.key.shape[2])
-        return torch.empty(shape, dtype=self.query.dtype, device="meta")
+    def release(self) -> None:
+        """Let go of everything that this call holds."""
+        self.held = self.holder = self.edge = self.arrives = None
 
-    def output(self) -> Float[Tensor, "batch query head width"]:
+    def _parts(self) -> tuple[Tensor, ...]:
+        if self.held is None:
+            self.held = tuple(part.detach() for part in self.holder.saved_tensors)
+        return self.held
+
+    @property
+    def query(self) -> Float[Tensor, "batch head query width"]:
+        return self._parts()[0]
+
+    @property
+    def key(self) -> Float[Tensor, "batch kv_head key width"]:
+        return self._parts()[1]
+
+    @property
+    def value(self) -> Float[Tensor, "batch kv_head key width"]:
+        return self._parts()[2]
+
+    @property
+    def saved(self) -> tuple[Tensor, ...]:
+        """What the kernel wanted of its forward pass."""
+        return self._parts()[3:]
+
+    @property
+    def scaling(self) -> float:
+        given = self.more.get("scaling")
+        return self.query.shape[3] ** -0.5 if given is None else float(given)
+
+    def output(self) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        if self.kernel is not None:
+            return self.kernel.output(self)
         query, key, value = self._parts()
         if self.forward is not None:
-            return self.forward(self.module, query, key, value, self.mask, **self.more)[0]
+            return self.forward(self.module, query, key, value, self.mask, **self.more)[0], ()
         parts = [
             self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
             for rows, keys in self._spans(hidden=False)
         ]
-        return torch.cat(parts, dim=1)
+        return torch.cat(parts, dim=1), ()
 
     def gradients(self, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
         """∂y/∂query, ∂y/∂key and ∂y/∂value."""
+        if self.kernel is not None:
+            return self.kernel.backward(self, gradient, ())[0]
         found = self.sweep(gradient, None, backward=True)
         assert found is not None
         return found
+
+    def sums(
+        self, gradient: Tensor | None, reductions: Sequence[Reduce] | None, backward: bool
+    ) -> tuple[Gradients | None, list[Tensor]] | None:
+        """The sums, by the kernel, and `backward` the gradients, too; None where tiles are needed."""
+        if self.kernel is None or reductions is None or not self.kernel.takes(self, reductions):
+            return None
+        if backward and gradient is not None:
+            return self.kernel.backward(self, gradient, reductions)
+        return None, self.kernel.reduced(self, gradient, reductions)
 
     def sweep(
         self,
@@ -102,8 +190,8 @@ class Streamed:
         backward: bool = False,
     ) -> Gradients | None:
         """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients."""
-        whole, differentiates = self._parts(), gradient is not None
-        sums = [torch.zeros_like(part, dtype=_wide(part.dtype)) for part in whole]
+        whole, differentiates = self._parts()[:3], gradient is not None
+        sums = [torch.zeros_like(part, dtype=_wide(part.dtype)) for part in whole] if backward else []
         for rows, keys in self._spans(hidden=self.tiles.hidden and fold is not None):
             places = (rows, keys, keys)
             parts = [part[:, :, at].requires_grad_(differentiates) for part, at in zip(whole, places, strict=True)]
@@ -116,15 +204,12 @@ class Streamed:
             for sum_, at, part in zip(sums, places, found[1:], strict=False):
                 sum_[:, :, at] += part
             if fold is not None:
-                around = (keys.start, self.key.shape[2] - keys.stop)
+                around = (keys.start, whole[1].shape[2] - keys.stop)
                 fold(rows, pad(attention.detach(), around), pad(found[0], around) if found else None)
         if not backward:
             return None
         dq, dk, dv = (sum_.to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
         return dq, dk, dv
-
-    def _parts(self) -> Gradients:
-        return self.query.detach(), self.key.detach(), self.value.detach()
 
     def _tile(
         self, rows: slice, keys: slice, query: Tensor, key: Tensor, value: Tensor
@@ -135,10 +220,11 @@ class Streamed:
 
     def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
-        if not isinstance(part, Tensor) or part.dim() != 4 or part.shape[3] != self.key.shape[2]:
+        _, _, queries, count = self.outline.shape
+        if not isinstance(part, Tensor) or part.dim() != 4 or part.shape[3] != count:
             return part
         part = part[..., keys]
-        return part[:, :, rows] if part.shape[2] == self.query.shape[2] else part
+        return part[:, :, rows] if part.shape[2] == queries else part
 
     def _added(self, rows: slice, keys: slice) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
@@ -146,14 +232,15 @@ class Streamed:
         if seen is None:
             return None if self.mask is None else self._cut(self.mask, rows, keys)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
-        least = max(torch.finfo(self.query.dtype).min, torch.finfo(torch.float32).min)
-        added = torch.zeros_like(seen[..., keys], dtype=self.query.dtype)
+        least = max(torch.finfo(self.outline.dtype).min, torch.finfo(torch.float32).min)
+        added = torch.zeros_like(seen[..., keys], dtype=self.outline.dtype)
         return added.masked_fill_(~seen[..., keys], least)
 
     def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
         """Which keys these queries see; None where that is not said in so many words."""
-        count, device = self.key.shape[2], self.query.device
+        count = self.outline.shape[3]
         if self.causal:
+            device = self.query.device
             places = torch.arange(rows.start, rows.stop, device=device)
             return (torch.arange(count, device=device) <= places[:, None])[None, None]
         if self.mask is None or self.mask.dtype != torch.bool:
@@ -162,8 +249,7 @@ class Streamed:
 
     def _spans(self, hidden: bool) -> Iterator[tuple[slice, slice]]:
         """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
-        batch, heads, count, _ = self.query.shape
-        width = self.key.shape[2]
+        batch, heads, count, width = self.outline.shape
         size = self.tiles.rows or max(LEAST_ROWS, CELLS // (batch * heads * width))
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
@@ -177,13 +263,20 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Streamed) -> Tensor:
-        ctx.call = call
-        return call.output()
+        output, saved = call.output()
+        ctx.save_for_backward(query, key, value, *saved)
+        ctx.call, call.holder = call, ctx
+        call.held = (*call.held, *saved) if call.held else None
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         call: Streamed = ctx.call
-        return *(call.arrives or call.gradients)(gradients[0]), None
+        if call.arrives is not None:
+            return *call.arrives(gradients[0]), None
+        found = call.gradients(gradients[0])
+        call.release()
+        return *found, None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.errors import Refusal
 from clearhead.recording.interface import Captured
 from clearhead.recording.self_test import Place
-from clearhead.recording.streaming import Gradients, Tiles
+from clearhead.recording.streaming import Gradients, Streamed, Tiles
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
 
 Visit = Callable[[Call], None]
@@ -33,21 +33,23 @@ class Visits:
         self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
         self.left = list(chosen)
         self.targets = 1
+        self.streamed = [call.streamed for call in calls if call.streamed is not None]
         self.swept: set[int] = set()
-        for place in chosen if "attention_gradient" in asks else ():
+        self.passed: set[int] = set()  # the streamed calls that the backward pass has come through
+        for place in chosen:
             if (streamed := calls[place].streamed) is not None:
-                streamed.arrives = partial(self._reaches, place)
+                streamed.arrives = partial(self._reaches, place, streamed)
 
-    def sources(self) -> list[tuple[int, str, Tensor]]:
-        """The graph nodes whose gradients are waited for."""
-        found: list[tuple[int, str, Tensor]] = []
+    def sources(self) -> list[tuple[int, str, Any]]:
+        """The tensors (or edges of the graph) whose gradients are waited for."""
+        found: list[tuple[int, str, Any]] = []
         for place in self.left:
             for ask in self.wanted:
                 call = self.calls[place]
                 node = getattr(call, ask.removesuffix("_gradient"))
                 if call.streamed is not None and ask == "attention_gradient":
-                    node = call.streamed.query  # a gradient that is to reach it passes the attention
-                if node is None or not node.requires_grad:
+                    node = call.streamed.edge  # a gradient that is to reach it passes the attention
+                if node is None or (isinstance(node, Tensor) and not node.requires_grad):
                     raise Refusal(
                         f"{ask.replace('_', ' ')} of {call.module} cannot be recorded: "
                         "it is not part of the computation that leads from the input to the target"
@@ -68,36 +70,44 @@ class Visits:
         """Calls that the target does not depend on get no gradient: theirs is zero."""
         while self.left:
             self._hand_over(self.left.pop())
+        for streamed in self.streamed:
+            streamed.release()
 
     def _record(self, place: int) -> Call:
         call, where = self.calls[place], self.places[place]
         kind = call.kind if where.query_stream == where.key_stream else "cross"
         return Call(where.layer, call.module, kind, where.query_stream, where.key_stream)
 
-    def _reaches(self, place: int, gradient: Tensor) -> Gradients:
+    def _reaches(self, place: int, streamed: Streamed, gradient: Tensor) -> Gradients:
         """The backward pass comes to a streamed call: its tiles are made once for all, if its turn has come.
 
         Calls are folded from the last to the first. One that is reached before those after it (streams that run side by
         side) hands its gradients on, and is swept again when they are through.
         """
-        streamed = self.calls[place].streamed
-        assert streamed is not None
-        if self.left[-1:] != [place] or not self.tiles.sweeps:
-            found = streamed.gradients(gradient)
-        else:
-            first = streamed.sweep(gradient, partial(self._fold, place, 0), backward=True)
-            assert first is not None
-            found = first
-            self._sweep(place, gradient, range(1, self.tiles.sweeps))
-        self.arrive(place, "attention_gradient", gradient)
+        wanted = "attention_gradient" in self.wanted
+        found = self._sweep(place, gradient, backward=True) if wanted and self.left[-1:] == [place] else None
+        found = found or streamed.gradients(gradient)
+        self.passed.add(place)
+        if wanted:
+            self.arrive(place, "attention_gradient", gradient)
+        elif place not in self.left:
+            streamed.release()
         return found
 
-    def _sweep(self, place: int, gradient: Tensor | None, numbers: range) -> None:
-        streamed = self.calls[place].streamed
+    def _sweep(self, place: int, gradient: Tensor | None, backward: bool = False) -> Gradients | None:
+        """Everything that methods fold from one call, and `backward` its gradients, too."""
+        streamed, record = self.calls[place].streamed, self._record(place)
         assert streamed is not None
-        for number in numbers:
-            streamed.sweep(gradient, partial(self._fold, place, number))
         self.swept.add(place)
+        made = streamed.sums(gradient, self.tiles.reductions(record), backward)
+        if made is not None:
+            self.tiles.reduced(record, made[1])
+            return made[0]
+        found = None
+        for number in range(self.tiles.sweeps):
+            first = streamed.sweep(gradient, partial(self._fold, place, number), backward and not number)
+            found = found or first
+        return found
 
     def _fold(self, place: int, number: int, rows: slice, attention: Tensor, gradient: Tensor | None) -> None:
         record = self._record(place)
@@ -110,8 +120,9 @@ class Visits:
         call, arrived, record = self.calls[place], self.arrived.pop(place), self._record(place)
         if call.streamed is not None:
             if place not in self.swept:
-                self._sweep(place, arrived.get("attention_gradient"), range(self.tiles.sweeps))
-            call.streamed.arrives = None
+                self._sweep(place, arrived.get("attention_gradient"))
+            if place in self.passed:  # otherwise what was unpacked is wanted once more
+                call.streamed.release()
         for name in DIFFERENTIABLE:
             node = getattr(call, name) if name != "attention" or call.streamed is None else None
             if node is not None and name in self.asks:
