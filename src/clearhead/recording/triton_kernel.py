@@ -5,14 +5,14 @@ cannot be used (float32, masks that are neither causal nor absent) the output an
 attention that the model runs with, whichever kernel that is, and the log-sum-exp is made by a kernel of ours.
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.recording.streaming import Gradients, Reduce, Streamed
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.triton_sums import DTYPES, WIDTHS, Rebuilt
 
 #: What a model says about a call beside its mask, and this kernel knows, or need not know.
@@ -22,17 +22,16 @@ MOST_ROWS = 256
 
 
 class TritonKernel:
-    name = "streaming: triton"
+    name = "triton"
 
     def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
         query, key, value = call.query, call.key, call.value
-        here = query.is_cuda or interpreted()
         told = {name for name, part in call.more.items() if part is not None} <= KNOWN
         widths = {query.shape[3], value.shape[3]}
         fits = widths <= set(WIDTHS) and query.dtype in DTYPES and query.dtype == key.dtype == value.dtype
         square = not call.causal or query.shape[2] == key.shape[2]
         few = all(one.rows is None or one.rows.shape[1] <= MOST_ROWS for one in reductions)
-        return bool(here and call.forward is not None and told and fits and square and few)
+        return bool(call.forward is not None and told and fits and square and few)
 
     def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
         query, key, value = (part.detach() for part in (call.query, call.key, call.value))
@@ -83,11 +82,6 @@ class TritonKernel:
             output = call.forward(call.module, *leaves, call.mask, **call.more)[0]
         dq, dk, dv = torch.autograd.grad(output, leaves, gradient)
         return dq, dk, dv
-
-
-def interpreted() -> bool:
-    """Whether Triton runs on the CPU, statement by statement: for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _flashes(call: Streamed) -> bool:
