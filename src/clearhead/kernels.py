@@ -77,7 +77,7 @@ def kernel_for(device: torch.device) -> Kernel | None:
 def check_streams(readings: Sequence[Reading]) -> None:
     """Streaming was asked for: what needs whole maps says so."""
     for reading in readings:
-        if reading.method.kind != "tape" or not reading.streams:
+        if not reading.streams:
             raise Refusal(
                 f"{reading.method} cannot be computed tile by tile: it needs whole maps of attention, or other passes. "
                 "Leave kernel='streaming' out, or choose another method"

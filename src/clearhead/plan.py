@@ -189,6 +189,8 @@ class Reading:
     @property
     def streams(self) -> bool:
         """Whether it needs no whole map: it reads none, or tile by tile."""
+        if self.method.kind not in ("tape", "path"):
+            return False
         return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0
 
     @property
@@ -228,9 +230,8 @@ def recorded(
     readings: Sequence[Reading],
     tested: SelfTest,
     asks: Asks,
-    streaming: bool = False,
 ) -> Tape:
-    """One pass over the batch, whose calls all methods are handed that want them, or `streaming` tiles of them."""
+    """One pass over the batch, whose calls all methods are handed that want them, or tiles of them."""
     places = [
         i
         for i, place in enumerate(tested.places)
@@ -262,7 +263,7 @@ def recorded(
             reading.fold_sum(call, total.to(device))
 
     tiles = None
-    if streaming and plan.streaming is not None:
+    if plan.streaming is not None:
         tiles = replace(
             plan.streaming,
             fold=fold,

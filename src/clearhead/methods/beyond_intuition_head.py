@@ -11,9 +11,6 @@ perceives through the last layer alone, and `perception="none"` leaves the feedb
 
 from typing import ClassVar, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
 from clearhead.errors import Refusal
 from clearhead.methods.base import of_authors, register
 from clearhead.methods.perception import Feedback, PerceptionFold
@@ -58,13 +55,19 @@ class BeyondIntuitionHead(PerceptionFold):
     def perceives(self) -> bool:
         return self.perception != "none"
 
-    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
+    @property
+    def needs_whole(self) -> bool:
+        return super().needs_whole or self.perception == "head"
+
+    def visit(self, call: Call) -> None:
         if self.perception != "head":
-            return call.mean_attention
+            super().visit(call)
+            return
         assert call.attention is not None and call.attention_gradient is not None
         # Padded rows have no gradient, but padded columns do: attention that is held at zero can still be wished for.
         gradient = call.attention_gradient * self.frame.valid[:, None, None]
         weight = (call.attention.mT @ gradient).abs().sum((2, 3))
         whole = weight.sum(1, keepdim=True)
         theta = (weight / whole.clamp(min=1e-300)).where(whole > 0, 1 / weight.shape[1])
-        return (theta[:, :, None, None] * call.attention).sum(1)
+        mixing = (theta[:, :, None, None] * call.attention).sum(1)
+        self.mix(call, self.started(call) @ mixing.to(self.pushed)[:, None])
