@@ -93,21 +93,17 @@ def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
     """shap's partition explainer, with as many evaluations as it makes by default."""
     import numpy as np
     import shap
-
-    unknown = 0
+    from scipy.cluster.hierarchy import linkage
 
     def value(rows: Any) -> Any:
         given = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(ids.device)
         with torch.no_grad():
             return torch.cat([top_logit(model, input_ids=part) for part in given.split(16)]).float().cpu().numpy()
 
-    def masker(mask: Any, row: Any) -> Any:
-        return (np.where(mask, row, unknown)[None],)
-
-    masker.shape = lambda row: (1, len(row))  # type: ignore[attr-defined]
-    masker.clustering = lambda row: shap.utils.partition_tree(np.eye(len(row)))  # type: ignore[attr-defined]
-    found = [shap.PartitionExplainer(value, masker)(one[None].cpu().numpy(), max_evals=evaluations).values for one in ids]
-    return torch.as_tensor(np.concatenate(found))
+    width = ids.shape[1]
+    tree = linkage(np.arange(width)[:, None], "complete")  # neighbours first
+    explainer = shap.PartitionExplainer(value, shap.maskers.Partition(np.zeros((1, width)), clustering=tree))
+    return torch.as_tensor(explainer(ids.cpu().numpy(), max_evals=evaluations, silent=True).values)
 
 
 #: Other libraries, the package that each needs, and from which length on it is left out.
