@@ -49,8 +49,8 @@ Run = Callable[[], Any]
 class Bench:
     """Measures ways in turn and keeps the rows."""
 
-    def __init__(self, device: str, path: Path | None, repeats: int, deadline: float) -> None:
-        self.device, self.path, self.repeats, self.deadline = device, path, repeats, deadline
+    def __init__(self, device: str, path: Path | None, repeats: int, deadline: float, lengths: list[int]) -> None:
+        self.device, self.path, self.repeats, self.deadline, self.lengths = device, path, repeats, deadline, lengths
         self.rows: list[dict[str, Any]] = []
 
     def compare(
@@ -238,11 +238,7 @@ def length(bench: Bench, quick: bool) -> None:
     model = decoder(bench.device, quick)
     ex = clearhead.load(model)
     large = bench.device == "cuda"
-    lengths = (128, 512, 2048, 8192, 32_768, 131_072) if large else (128, 512, 2048, 4096)
-    longest = 2048 if quick else lengths[-1]
-    for tokens in lengths:
-        if tokens > longest:
-            break
+    for tokens in bench.lengths or ((128, 512, 2048, 8192, 32_768, 131_072) if large else (128, 512, 2048, 4096)):
         ids = some_ids(model, 1, tokens)
         one_at_a_time = tokens >= ONE_AT_A_TIME
         runs: dict[str, Run] = {"plain": partial(plain, model, ids, one_at_a_time)}
@@ -285,11 +281,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", type=Path, help="where the rows are written, one after the other")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of the part `length`, in place of all")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60, help="nothing more is begun after these")
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that everything runs")
     chosen = parser.parse_args()
-    bench = Bench(chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes)
+    bench = Bench(chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths)
     for part in chosen.parts:
         PARTS[part](bench, chosen.quick)
         bench.cleaned()

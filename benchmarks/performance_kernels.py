@@ -98,7 +98,7 @@ def sums(call: Rebuilt, of: Any, brief: bool) -> Iterator[tuple[str, Tensor, Ten
         yield "signed", call.over_queries(signed, of), torch.einsum("bi,bhij->bhj", signed.double(), cells)
 
 
-def check(rows: list[dict[str, Any]]) -> None:
+def check(add: Callable[[dict[str, Any]], None]) -> None:
     """bfloat16 with every mask (float16 where Triton is interpreted, which cannot multiply bfloat16), others with some."""
     half = torch.float16 if TINY else torch.bfloat16
     wanted = [(half, name, call, "positive") for name, call in cases(half)]
@@ -114,8 +114,7 @@ def check(rows: list[dict[str, Any]]) -> None:
                 row[which] = float((found - expected).norm() / expected.norm())
         except Exception as problem:  # shown in the table, so that the rest is still seen
             row["failed"] = f"{type(problem).__name__}: {str(problem)[:200]}"
-        rows.append(row)
-        print({k: f"{v:.1e}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+        add(row)
 
 
 def milliseconds(run: Callable[[], Any], repeats: int = 5) -> float:
@@ -156,7 +155,7 @@ def layer(tokens: int, width: int, heads: int = 32, shared: int = 8) -> tuple[Re
     return Rebuilt(query, key, value, gradient, lse, scale, causal=True), times
 
 
-def timings(rows: list[dict[str, Any]], sweep: bool) -> None:
+def timings(add: Callable[[dict[str, Any]], None], sweep: bool) -> None:
     for width, heads, shared in ((64, 32, 8), (128, 16, 4)):
         for tokens in (8192, 32768, 131072):
             call, flash = layer(tokens, width, heads, shared)
@@ -184,8 +183,7 @@ def timings(rows: list[dict[str, Any]], sweep: bool) -> None:
                     except Exception as problem:  # a block size that the GPU has no room for
                         row[kind] = None
                         print(kind, name, str(problem)[:100])
-                rows.append(row)
-                print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+                add(row)
 
 
 def main() -> None:
@@ -196,15 +194,18 @@ def main() -> None:
     if not TINY and not torch.cuda.is_available():
         sys.exit("no CUDA GPU here: set TRITON_INTERPRET=1 to check the kernels on the CPU")
     rows: list[dict[str, Any]] = []
-    start = time.perf_counter()
-    try:
-        if not TINY:
-            timings(rows, chosen.sweep)
-            print(f"{time.perf_counter() - start:.0f} s", flush=True)
-        check(rows)
-    finally:
-        if chosen.json is not None:
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print({k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+        if chosen.json is not None:  # what is measured is kept, whatever comes after it
             chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+    start = time.perf_counter()
+    if not TINY:
+        timings(add, chosen.sweep)
+        print(f"{time.perf_counter() - start:.0f} s", flush=True)
+    check(add)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

@@ -79,7 +79,9 @@ CALLS = {
     "padded": lambda: made(mask=padding(21)),
     "causal, padded": lambda: made(causal=True, mask=padding(21)),
     "position bias": lambda: made(queries=9, keys=21, mask=torch.randn(1, 2, 9, 21, device=DEVICE)),
-    "a sample that sees nothing": lambda: made(mask=padding(21) & torch.tensor([True, False], device=DEVICE)[:, None, None, None]),
+    "a sample that sees nothing": lambda: made(
+        mask=padding(21) & torch.tensor([True, False], device=DEVICE)[:, None, None, None]
+    ),
 }
 
 

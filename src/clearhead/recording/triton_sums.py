@@ -133,7 +133,9 @@ class Rebuilt:
         else:
             weights = weights.float().contiguous()
             span = _span(weights[:, None])
-            if keys_own and bool((weights >= 0).all()):  # w exp(x − lse) = exp(x − (lse − log w)): one product less a cell
+            if keys_own and bool(
+                (weights >= 0).all()
+            ):  # w exp(x − lse) = exp(x − (lse − log w)): one product less a cell
                 lse, weighted = lse - weights.log()[:, None], False
         kernels.sums_apart[(triton.cdiv(own, blocks.own), batch * heads)](
             self.query, self.key, value, gradient, lse, weights, span, self._mask(), out,

@@ -280,7 +280,9 @@ def log_sums(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * OWN
     at_own = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, queries) - 1
-    lo, lo_full, hi_full, hi = _bounds(first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW)
+    lo, lo_full, hi_full, hi = _bounds(
+        first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW
+    )
     a = _rows_of(query, at_own, queries, query_row, width, WIDE, WIDTH, True)
     most = tl.full([OWN], float("-inf"), tl.float32)
     total = tl.zeros([OWN], tl.float32)
