@@ -194,13 +194,15 @@ class Streamed:
         sums = [torch.zeros_like(part, dtype=_wide(part.dtype)) for part in whole] if backward else []
         for rows, keys in self._spans(hidden=self.tiles.hidden and fold is not None):
             places = (rows, keys, keys)
-            parts = [part[:, :, at].requires_grad_(differentiates) for part, at in zip(whole, places, strict=True)]
+            # a model in half precision has its relevance in float32 all the same
+            parts = [part[:, :, at].to(_wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
+            parts = [part.requires_grad_(differentiates) for part in parts]
             with torch.set_grad_enabled(differentiates):
                 output, attention = self._tile(rows, keys, *parts)
             found: tuple[Tensor, ...] = ()
             if gradient is not None:
                 nodes = (attention, *parts) if backward else (attention,)
-                found = torch.autograd.grad(output, nodes, gradient[:, rows])
+                found = torch.autograd.grad(output, nodes, gradient[:, rows].to(output.dtype))
             for sum_, at, part in zip(sums, places, found[1:], strict=False):
                 sum_[:, :, at] += part
             if fold is not None:
@@ -216,7 +218,7 @@ class Streamed:
     ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
         """The model's own attention of some queries to some keys."""
         more = {name: self._cut(part, rows, keys) for name, part in self.more.items()}
-        return self.eager(self.module, query, key, value, self._added(rows, keys), **more)
+        return self.eager(self.module, query, key, value, self._added(rows, keys, query.dtype), **more)
 
     def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
@@ -226,14 +228,14 @@ class Streamed:
         part = part[..., keys]
         return part[:, :, rows] if part.shape[2] == queries else part
 
-    def _added(self, rows: slice, keys: slice) -> Float[Tensor, "batch 1 query key"] | None:
+    def _added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
         seen = self._seen(rows)
         if seen is None:
             return None if self.mask is None else self._cut(self.mask, rows, keys)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
-        least = max(torch.finfo(self.outline.dtype).min, torch.finfo(torch.float32).min)
-        added = torch.zeros_like(seen[..., keys], dtype=self.outline.dtype)
+        least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+        added = torch.zeros_like(seen[..., keys], dtype=dtype)
         return added.masked_fill_(~seen[..., keys], least)
 
     def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
