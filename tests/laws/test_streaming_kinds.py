@@ -58,6 +58,29 @@ def test_decoders(family: str) -> None:
     compared(ex, decoders.PROMPTS, methods, answer=decoders.ANSWERS, target=Generated(1))
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt-oss"])
+def test_every_step_of_an_answer(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole prompt × answer matrix is made in one pass."""
+    ex, passes = decoder(family), []
+    run = type(ex.recorder).run
+
+    def counted(self: Any, *args: Any, **how: Any) -> Any:
+        passes.append(how.get("tiles"))
+        return run(self, *args, **how)
+
+    ex.explain(decoders.PROMPTS, answer=decoders.ANSWERS)  # tested, its read-out checked
+    monkeypatch.setattr(type(ex.recorder), "run", counted)
+    methods = ["generic", "grad-sam", "attcat", "attention-gradcam", "rollout", "attention-gradient"]
+    found = ex.explain(decoders.PROMPTS, method=methods, answer=decoders.ANSWERS, kernel="tiles")
+    assert len(passes) == 1
+    expected = ex.explain(decoders.PROMPTS, method=methods, answer=decoders.ANSWERS, kernel="materialised")
+    for name, parts in expected.items():
+        size = max(abs(one.matrix).max() for one in parts)
+        for e, other in zip(found[name], parts, strict=True):
+            assert len(e.matrix) > 1
+            cases.assert_alike(e, other, 1e-5, size)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_heads_of_every_width(width: int) -> None:
     ex = decoder("llama", head_dim=width, num_hidden_layers=2)
