@@ -17,7 +17,7 @@ from clearhead.passes import run, why_not
 from clearhead.passes.rules import trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
-from clearhead.recording.recorder import Recorder
+from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Tape
@@ -28,6 +28,8 @@ from clearhead.targets import Target, TargetLike, make_target
 MethodLike = str | Method
 #: How many numbers the gradients of several targets may hold together (2 GiB in float32).
 TOGETHER = 2**29
+#: How many units the targets of a streaming pass may have together.
+UNITS = 2**16
 
 
 @dataclass(frozen=True)
@@ -371,12 +373,32 @@ class Explainer:
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
         tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
         streaming = streams(self.recorder, tried, samples, request.kernel, request.checkpoint)
-        chunks = self._chunks(steps, samples, tested, len(samples) if streaming else rows)
-        passes = [self._pass(samples, part, request, tested, streaming) for part in chunks]
+        passes = self._passes(samples, steps, request, tested, streaming, rows)
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
         ]
+
+    def _passes(
+        self,
+        samples: list[Sample],
+        steps: Sequence[Sequence[Target]],
+        request: Request,
+        tested: SelfTest,
+        streaming: Tiles | None,
+        rows: int | None,
+    ) -> list[Pass]:
+        """So many targets at a time as there is room for; one at a time where a streaming pass can do no more."""
+        if streaming is not None:
+            units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
+            most = len(samples) * max(1, UNITS // (units * len(samples)))
+            rows = most if rows is None else min(rows, most)
+        try:
+            chunks = self._chunks(steps, samples, tested, rows, streaming is not None)
+            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+        except Unbatched:
+            chunks = self._chunks(steps, samples, tested, len(samples), streaming is not None)
+            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
 
     def _pass(
         self,
@@ -396,13 +418,18 @@ class Explainer:
         return Pass(plan, readings, run(self.recorder, plan, readings, tested))
 
     def _chunks(
-        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest, rows: int | None
+        self,
+        steps: Sequence[Sequence[Target]],
+        samples: Sequence[Sample],
+        tested: SelfTest,
+        rows: int | None,
+        streaming: bool = False,
     ) -> Iterator[list[list[Target]]]:
         """The targets of each sample, so many at a time that their gradients fit into memory together."""
         most = max(len(own) for own in steps)
         widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
         cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
-        room = max(1, TOGETHER // max(1, cells * len(samples)))
+        room = most if streaming else max(1, TOGETHER // max(1, cells * len(samples)))
         room = room if rows is None else max(1, min(room, rows // len(samples)))
         size = min(room, self.subject.together(samples) or most)
         for start in range(0, most, size):

@@ -195,24 +195,28 @@ class Reading:
 
     @property
     def sweeps(self) -> int:
-        return max((0 if fold.needs_whole else fold.sweeps for fold in self.folds.values()), default=0)
+        return max((0 if fold.needs_whole else fold.sweeps for fold in self._every), default=0)
 
     @property
     def reads_hidden(self) -> bool:
-        return any(fold.reads_hidden for fold in self.folds.values())
+        return any(fold.reads_hidden for fold in self._every)
+
+    @property
+    def _every(self) -> list[Fold | AcrossFold]:
+        return [*self.folds.values()] if self.across is None else [self.across]
 
     def tile(self, call: Call, queries: slice, sweep: int) -> None:
         if self.sweeps and self.wants(call.query_stream, call.key_stream, call.layer):
             self._fold_of(call).fold_tile(call, queries, sweep)
 
-    def reduces(self, call: Call) -> bool:
+    def reads_maps(self, call: Call) -> bool:
         """Whether it wants something of the maps of this call."""
         return bool(self.sweeps) and self.wants(call.query_stream, call.key_stream, call.layer)
 
-    def reduce(self, call: Call) -> Reduce | None:
+    def wanted_sum(self, call: Call) -> Reduce | None:
         """The sum of the maps that is enough, if one is."""
         fold = self._fold_of(call)
-        wanted: Reduce | None = fold.reduce(call)
+        wanted: Reduce | None = fold.wanted_sum(call)
         return None if wanted is None else replace(wanted, heads=fold.heads)
 
     def fold_sum(self, call: Call, total: Tensor) -> None:
@@ -254,11 +258,11 @@ def recorded(
             reading.tile(here, queries, sweep)
 
     def reductions(call: Call) -> list[Reduce] | None:
-        found = [reading.reduce(call) for reading in readings if reading.reduces(call)]
+        found = [reading.wanted_sum(call) for reading in readings if reading.reads_maps(call)]
         return None if None in found else [one for one in found if one is not None]
 
     def reduced(call: Call, sums: list[Tensor]) -> None:
-        wanting = [reading for reading in readings if reading.reduces(call)]
+        wanting = [reading for reading in readings if reading.reads_maps(call)]
         for reading, total in zip(wanting, sums, strict=True):
             reading.fold_sum(call, total.to(device))
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import AttentionInterface
 
+from clearhead.recording.interface import eager_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Streamed, Tiles
@@ -239,3 +241,33 @@ def test_what_a_kernel_cannot_make_is_made_of_tiles() -> None:
     tiles = Tiles(kernel=WholeMaps())
     recorder("sinks", "eager", torch.float64).run(batch("sinks"), value, ASKS, tiles=tiles)
     assert tiles.name == "streaming: torch tiles"
+
+
+@pytest.mark.parametrize("width", [32, 64, 128, 256])
+def test_half_precision_against_float64(width: int) -> None:
+    """Queries, keys, values and ∂y/∂output in bfloat16: their sums are those of float64 on the same numbers."""
+    torch.manual_seed(width)
+    query, key, value, gradient = (torch.randn(1, heads, 40, width, dtype=torch.bfloat16) for heads in (4, 2, 2, 4))
+    module = recorder("grouped heads", "sdpa", torch.float64).model.get_submodule("model.layers.0.self_attn")
+    rows = torch.rand(1, 1, 40)
+    found: list[torch.Tensor] = []
+
+    def fold(queries: slice, attention: torch.Tensor, slope: torch.Tensor | None) -> None:
+        part = Call(0, "", attention=attention, attention_gradient=slope)
+        found.append(Reduce("positive", rows).of_tile(part, queries, 40))
+
+    eager = eager_of(module)
+    call = Streamed(eager, AttentionInterface()["sdpa"], module, None, True, {"scaling": width**-0.5}, Tiles(rows=16))
+    call.attend(query, key, value)
+    gradients = call.sweep(gradient.transpose(1, 2), fold, backward=True)
+    q, k, v, g = (
+        part.double() for part in (query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), gradient)
+    )
+    scores = (q @ k.mT * width**-0.5).masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -torch.inf)
+    maps = (scores.softmax(-1) * (g @ v.mT)).clamp(min=0)
+    exact = rows.double()[:, None] @ maps / 4
+    assert sum(found).dtype == torch.float32
+    assert (sum(found) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    dv = (scores.softmax(-1).mT @ g).unflatten(1, (2, 2)).sum(2)
+    assert gradients is not None and gradients[2].dtype == torch.bfloat16
+    assert (gradients[2] - dv).abs().max() <= 1e-2 * dv.abs().max()

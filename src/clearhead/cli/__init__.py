@@ -83,6 +83,7 @@ def explain(
     per: opt.Per = None,
     batch_size: opt.BatchSize = 8,
     memory: opt.Memory = None,
+    kernel: opt.Kernel = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -99,7 +100,7 @@ def explain(
     it. Scores of signed methods below zero speak against it.
     """
     given = [recognise(one) for one in inputs or ()]
-    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory}
+    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory, "kernel": kernel}
     chosen = opt.methods(method, ["generic"])
     data = data_among(given, out, column, pair_column, image_column)
     if data is not None:
@@ -114,7 +115,7 @@ def explain(
                     "--pair-column, pictures to --image-column"
                 )
         about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
-        about |= {} if memory is None else {"memory": memory}
+        about |= {name: value for name, value in {"memory": memory, "kernel": kernel}.items() if value is not None}
         _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
         return
     count = max([len(given), *(len(values) for values in read.named.values()), 1])

@@ -48,7 +48,7 @@ class AttCAT(Fold):
         every = self.frame.valid[:, None].to(self.frame.readout.dtype)
         self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         return Reduce("attention", self.looking)
 
     def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:

@@ -42,7 +42,7 @@ class Attention(Fold):
     def needs_whole(self) -> bool:
         return self.by_query
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         return Reduce("attention", self.frame.readout)
 
     def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
@@ -57,6 +57,7 @@ class Attention(Fold):
 
 @across("attention")
 class AttentionAcross(AcrossFold):
+    sweeps: ClassVar[int] = 1
     by_query: bool = of_authors(False)
 
     def begin(self) -> None:
@@ -64,11 +65,12 @@ class AttentionAcross(AcrossFold):
             raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
-    def visit(self, call: Call) -> None:
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.frames[call.query_stream].readout)
+
+    def joined(self, call: Call, total: Tensor) -> None:
         looks, seen = call.query_stream, call.key_stream
-        self.rows[seen] = self.rows[seen] + self.frames[looks].readout @ call.mean_attention / len(
-            self.layers[looks, seen]
-        )
+        self.rows[seen] = self.rows[seen] + total.sum(1) / len(self.layers[looks, seen])
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}

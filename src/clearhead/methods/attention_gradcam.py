@@ -72,6 +72,8 @@ class AttentionGradCAM(Fold):
 
 @across("attention-gradcam")
 class AttentionGradCAMAcross(AcrossFold):
+    sweeps: ClassVar[int] = 2
+    reads_hidden: ClassVar[bool] = True
     region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
     by_query: bool = of_authors(False)
@@ -81,11 +83,27 @@ class AttentionGradCAMAcross(AcrossFold):
             raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
-    def visit(self, call: Call) -> None:
+    @property
+    def needs_whole(self) -> bool:
+        return self.scaled or self.region == "row"
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
+        """First what w_h is the mean of, then the rows that are read."""
         looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
-        count = len(self.layers[looks.stream, seen.stream])
-        rows = activated_rows(call, looks, seen, self.region, self.scaled)
-        self.rows[seen.stream] = self.rows[seen.stream] + rows / count
+        if known is None:
+            return wishes(call, seen)
+        return looks.readout[:, :, queries] @ activation(call, known, looks, seen)
+
+    def joined(self, call: Call, total: Tensor) -> None:
+        looks, seen = call.query_stream, call.key_stream
+        self.rows[seen] = self.rows[seen] + total / len(self.layers[looks, seen])
+
+    def visit(self, call: Call) -> None:
+        if not self.needs_whole:
+            super().visit(call)
+            return
+        looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
+        self.joined(call, activated_rows(call, looks, seen, self.region, self.scaled))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}

@@ -28,5 +28,5 @@ from clearhead.recording.tape import Call
 class AttentionXGradient(Fold):
     sweeps: ClassVar[int] = 1
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         return Reduce("product", self.frame.readout)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.options import SHARED, Layers, own_option
-from clearhead.recording.reduce import Reduce
+from clearhead.methods.tiled import Tiled
 from clearhead.recording.reduce import push as push
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
@@ -106,26 +106,16 @@ class Scores:
 
 
 @dataclass
-class Fold:
+class Fold(Tiled):
     """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
 
     declaration: ClassVar[Declaration]
-    #: How often `tile` must see every tile of a call.
-    sweeps: ClassVar[int] = 0
-    #: Whether `tile` reads the gradient also where attention is hidden by a mask, and so zero.
-    reads_hidden: ClassVar[bool] = False
     frame: Frame = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.heads: list[int] | None = None  # the heads that were chosen; None for all
+        self.start()
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
-        self.tile_sums: list[Tensor] = []  # of the tiles of one call, sweep by sweep
         self.begin()
-
-    @property
-    def needs_whole(self) -> bool:
-        """Whether it needs whole maps, with these options, and tiles of them are not enough."""
-        return not self.sweeps
 
     @classmethod
     def kind_with(cls, options: Mapping[str, Any]) -> str:
@@ -155,59 +145,10 @@ class Fold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
-    def reduce(self, call: Call) -> Reduce | None:
-        """The sum of a call's maps that is all it wants of them (where their rows sum to one), if there is one.
-
-        `call` has no maps here.
-        """
-        return None
-
-    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
-        """What these queries' rows of the maps add to a sum over tiles; `known` is the sum of the sweep before."""
-        wanted = self.reduce(call)
-        assert wanted is not None
-        return wanted.of_tile(call, queries, self.frame.valid.shape[1])
-
-    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"] | None:
-        """Fold the sum over the tiles of a call, which has no maps any more, into the state; returns as `visit`."""
-        return total
-
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
-        """Fold one call into the state; what is returned is this call's share of the scores, head by head.
-
-        By default the whole maps are one tile.
-        """
-        if not self.sweeps:
-            return None
-        assert call.attention is not None
-        total = None
-        for _ in range(self.sweeps):
-            total = self.tile(call, slice(0, call.attention.shape[2]), total)
-        assert total is not None
-        return self.joined(call, total)
-
     def fold(self, call: Call) -> None:
-        if self.tile_sums:
-            part = self.joined(call, self.tile_sums[-1])
-            self.tile_sums = []
-        else:
-            part = self.visit(call if self.heads is None else call.with_heads(self.heads))
+        part = self.folded(call)
         if part is not None:
             self.parts.append(part)
-
-    def fold_tile(self, call: Call, queries: slice, sweep: int) -> None:
-        """One tile of a call, in one of the sweeps over all of them."""
-        if sweep < self.sweeps:
-            chosen = call if self.heads is None else call.with_heads(self.heads)
-            part = self.tile(chosen, queries, self.tile_sums[sweep - 1] if sweep else None)
-            if len(self.tile_sums) == sweep:
-                self.tile_sums.append(part)
-            else:
-                self.tile_sums[sweep] += part
-
-    def fold_sum(self, call: Call, total: Tensor) -> None:
-        """The sum that `reduce` asked for, made at once."""
-        self.tile_sums = [total]
 
     def finish(self, tape: Tape) -> Scores:
         """By default the scores are the sum of all shares."""
@@ -221,7 +162,7 @@ class Fold:
 
 
 @dataclass
-class AcrossFold:
+class AcrossFold(Tiled):
     """What a method does where streams look at each other: one fold over the calls of all of them.
 
     `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. Subclasses have
@@ -235,7 +176,7 @@ class AcrossFold:
     reads_the_readout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.heads: list[int] | None = None
+        self.start()
         self.begin()
 
     @property
@@ -245,11 +186,8 @@ class AcrossFold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
-    def visit(self, call: Call) -> None:
-        """Fold one call into the state."""
-
     def fold(self, call: Call) -> None:
-        self.visit(call if self.heads is None else call.with_heads(self.heads))
+        self.folded(call)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         """The scores of each stream's units."""

@@ -68,7 +68,7 @@ class Generic(Fold):
             )
         self.rows = self.frame.readout
 
-    def reduce(self, call: Call) -> Reduce | None:
+    def wanted_sum(self, call: Call) -> Reduce | None:
         return Reduce("positive", self.rows) if self.fusion == "clamp-mean" and not self.lrp else None
 
     def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:

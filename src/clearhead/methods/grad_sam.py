@@ -32,7 +32,7 @@ class GradSAM(Fold):
     sweeps: ClassVar[int] = 1
     received: bool = False
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, which other methods share.
         every = torch.ones_like(self.frame.readout[:, :1])
         return Reduce("positive", every if self.received else None)

@@ -61,13 +61,13 @@ class PerceptionFold(PathFold):
         readout = self.frame.readout
         self.one_token = bool(((readout != 0).sum(-1) <= 1).all())  # such a row can be pushed as it is
         every = torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device) if not self.one_token else None
-        self.start: Rows = readout if every is None else every.expand(len(readout), -1, -1)
+        self.first: Rows = readout if every is None else every.expand(len(readout), -1, -1)
         self.by_depth = readout.shape[1] == 1
         depths = len(self.frame.layers) if self.by_depth else 1
-        self.pushed = torch.zeros_like(self.start)[:, None].repeat(1, depths, 1, 1)
+        self.pushed = torch.zeros_like(self.first)[:, None].repeat(1, depths, 1, 1)
         self.wish: Tensor | float = 0.0
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         return Reduce("attention", self.started(call).flatten(1, 2))
 
     def joined(self, call: Call, total: Tensor) -> None:
@@ -81,7 +81,7 @@ class PerceptionFold(PathFold):
         """The rows that come to a call, among them those that start there."""
         top = self._top(call)
         if top is not None:
-            self.pushed[:, top] = self.start
+            self.pushed[:, top] = self.first
         return self.pushed
 
     def mix(self, call: Call, mixed: Float[Tensor, "batch depth row unit"]) -> None:
@@ -122,7 +122,7 @@ class PerceptionFold(PathFold):
 
     def finish(self, tape: Tape) -> Scores:
         # where perception is left out, a row counts as much as it is read
-        perceived = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        perceived = self.pushed if self.perceives else self.first.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
         rows, factors = perceived, None
         if isinstance(self.wish, Tensor):
             wished = self.wish.clamp(min=0).mean(1).to(rows)[:, None]

@@ -59,7 +59,7 @@ class Rollout(Fold):
         kept = pad(rows, (queries.start, self.rows.shape[2] - queries.stop))
         return kept + rows @ call.mean_attention
 
-    def reduce(self, call: Call) -> Reduce:
+    def wanted_sum(self, call: Call) -> Reduce:
         return Reduce("attention", self.started(call) / 2 if self.half else self.started(call))
 
     def fold_sum(self, call: Call, total: Tensor) -> None:

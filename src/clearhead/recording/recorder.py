@@ -28,6 +28,10 @@ Value = Callable[[Any], Float[Tensor, "*target batch"]]
 Streams = Callable[[str, int], tuple[str, str] | None]
 
 
+class Unbatched(Exception):
+    """An operation of the model cannot be differentiated for several targets at once."""
+
+
 @dataclass
 class Rows:
     """The module that makes an answer of each row by itself, and the row that each number comes from."""
@@ -130,7 +134,7 @@ class Recorder:
                 if number.dim() == 1:
                     gradients = _backward(number, visits, roots, starts)
                 elif tiles is not None:
-                    raise InputError("a streaming pass is for one number per sample: give targets one at a time")
+                    gradients = _backward_at_once(number, visits, roots, starts, rows)
                 else:
                     gradients = _backward_together(number, visits, roots, rows)
                 visits.finish()
@@ -244,20 +248,63 @@ def _backward(
     number: Float[Tensor, "batch"], visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients with respect to what was asked for, and nothing else: never a weight's."""
+    ends = _ends(number, visits, roots, starts)
+    if not ends:
+        return {}
+    with hooks(_heard(visits)):
+        gradients = torch.autograd.grad(number.sum(), ends, allow_unused=True)
+    pairs = zip(roots.items(), gradients, strict=False)
+    return {name: plain(torch.zeros_like(r) if g is None else g) for (name, r), g in pairs}
+
+
+def _ends(number: Tensor, visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> list[Any]:
+    """What gradients are asked for, so that they reach all that is waited for; nothing where nothing is."""
     sources = visits.sources()
     if not roots and not sources:
-        return {}
+        return []
     _require_gradient(number)
     # A gradient that reaches the first call has passed all the others, so only it (or the input) need be asked for.
     # With several starts it has not: a decoder's first self-attention lies on no way from the encoder.
     lowest = [node for place, _, node in sources if place == min(visits.left)]
     alone = len(starts) == 1
-    ends = [*roots.values(), *([] if roots and alone else lowest if alone else starts.values())]
-    heard = [source for source in sources if not visits.comes_by_itself(*source[:2])]
-    with hooks([node.register_hook(partial(visits.arrive, place, ask)) for place, ask, node in heard]):
-        gradients = torch.autograd.grad(number.sum(), ends, allow_unused=True)
-    pairs = zip(roots.items(), gradients, strict=False)
-    return {name: plain(torch.zeros_like(r) if g is None else g) for (name, r), g in pairs}
+    return [*roots.values(), *([] if roots and alone else lowest if alone else starts.values())]
+
+
+def _heard(visits: Visits) -> list[torch.utils.hooks.RemovableHandle]:
+    """Hooks by which gradients arrive that nothing else brings."""
+    waited = [source for source in visits.sources() if not visits.comes_by_itself(*source[:2])]
+    return [node.register_hook(partial(visits.hear, place, ask)) for place, ask, node in waited]
+
+
+def _backward_at_once(
+    number: Float[Tensor, "target batch"],
+    visits: Visits,
+    roots: Mapping[str, Tensor],
+    starts: Mapping[str, Tensor],
+    rows: Rows | None,
+) -> dict[str, Tensor]:
+    """All targets in one backward pass of a streaming pass, whose tiles are made once for all of them."""
+    visits.targets = len(number)
+    ends = _ends(number, visits, roots, starts)
+    if not ends:
+        return {}
+    each = None if rows is None else rows.each(number)
+    of = number.sum(1) if each is None or rows is None else rows.heard
+    assert of is not None
+    each = torch.eye(len(number), dtype=number.dtype, device=number.device) if each is None else each
+
+    def gradients(one: Tensor) -> dict[str, Tensor]:
+        # torch.vmap and not is_grads_batched, whose tensors no rule of a function of our own can be given for
+        found = torch.autograd.grad(of, ends, one, allow_unused=True)
+        return {name: gradient for name, gradient in zip(roots, found, strict=False) if gradient is not None}
+
+    with hooks(_heard(visits)):
+        try:
+            found = torch.vmap(gradients)(each)
+        except (RuntimeError, NotImplementedError) as problem:
+            raise Unbatched from problem
+    zeros = {name: torch.zeros_like(root).expand(len(number), *root.shape) for name, root in roots.items()}
+    return {name: plain(found.get(name, zeros[name]).flatten(0, 1)) for name in roots}
 
 
 def _backward_together(

@@ -13,7 +13,7 @@ methods want are sums (`reduce.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -165,50 +165,80 @@ class Streamed:
         ]
         return torch.cat(parts, dim=1), ()
 
-    def gradients(self, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
-        """∂y/∂query, ∂y/∂key and ∂y/∂value."""
+    def back(self, gradient: Float[Tensor, "*target batch query head width"]) -> Gradients:
+        """The backward pass comes here: ∂y/∂query, ∂y/∂key and ∂y/∂value, and whatever else is made of it."""
+        flat = gradient.reshape(-1, *gradient.shape[-3:])
+        if self.arrives is not None:
+            found = self.arrives(flat)
+        else:
+            found = self.gradients(flat)
+            self.release()
+        dq, dk, dv = (part.reshape(*gradient.shape[:-3], *part.shape[1:]) for part in found)
+        return dq, dk, dv
+
+    def gradients(self, gradient: Float[Tensor, "row query head width"]) -> Gradients:
+        """∂y/∂query, ∂y/∂key and ∂y/∂value, target × sample."""
         if self.kernel is not None:
-            return self.kernel.backward(self, gradient, ())[0]
+            parts = [self.kernel.backward(self, one, ())[0] for one in gradient.split(len(self.query))]
+            return _joined(parts)
         found = self.sweep(gradient, None, backward=True)
         assert found is not None
         return found
 
     def sums(
-        self, gradient: Tensor | None, reductions: Sequence[Reduce] | None, backward: bool
+        self, gradient: Tensor | None, reductions: Sequence[Reduce] | None, targets: int, backward: bool
     ) -> tuple[Gradients | None, list[Tensor]] | None:
         """The sums, by the kernel, and `backward` the gradients, too; None where tiles are needed."""
         if self.kernel is None or reductions is None or not self.kernel.takes(self, reductions):
             return None
-        if backward and gradient is not None:
-            return self.kernel.backward(self, gradient, reductions)
-        return None, self.kernel.reduced(self, gradient, reductions)
+        size = len(self.query)
+        gradients: list[Gradients] = []
+        sums: list[list[Tensor]] = []
+        for target in range(targets):
+            own = slice(target * size, (target + 1) * size)
+            wanted = [replace(one, rows=None if one.rows is None else one.rows[own]) for one in reductions]
+            if backward and gradient is not None:
+                found, parts = self.kernel.backward(self, gradient[own], wanted)
+                gradients.append(found)
+            else:
+                parts = self.kernel.reduced(self, None if gradient is None else gradient[own], wanted)
+            sums.append(parts)
+        return _joined(gradients) if gradients else None, [torch.cat(parts) for parts in zip(*sums, strict=True)]
 
     def sweep(
         self,
-        gradient: Float[Tensor, "batch query head width"] | None,
+        gradient: Float[Tensor, "row query head width"] | None,
         fold: FoldTile | None,
         backward: bool = False,
     ) -> Gradients | None:
-        """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients."""
+        """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients.
+
+        The gradient is that of one target, or of several (target × sample), for which the tile is made once.
+        """
         whole, differentiates = self._parts()[:3], gradient is not None
-        sums = [torch.zeros_like(part, dtype=_wide(part.dtype)) for part in whole] if backward else []
-        for rows, keys in self._spans(hidden=self.tiles.hidden and fold is not None):
+        each = () if gradient is None else gradient.split(len(whole[0]))
+        sums = [part.new_zeros((len(each), *part.shape), dtype=_wide(part.dtype)) for part in whole if backward]
+        for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(1, len(each))):
             places = (rows, keys, keys)
-            parts = [part[:, :, at].requires_grad_(differentiates) for part, at in zip(whole, places, strict=True)]
+            # a model in half precision has its relevance in float32 all the same
+            parts = [part[:, :, at].to(_wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
+            parts = [part.requires_grad_(differentiates) for part in parts]
             with torch.set_grad_enabled(differentiates):
                 output, attention = self._tile(rows, keys, *parts)
-            found: tuple[Tensor, ...] = ()
-            if gradient is not None:
-                nodes = (attention, *parts) if backward else (attention,)
-                found = torch.autograd.grad(output, nodes, gradient[:, rows])
-            for sum_, at, part in zip(sums, places, found[1:], strict=False):
-                sum_[:, :, at] += part
+            nodes = (attention, *parts) if backward else (attention,)
+            slopes: list[Tensor] = []
+            for i, one in enumerate(each):
+                more = i + 1 < len(each)
+                found = torch.autograd.grad(output, nodes, one[:, rows].to(output.dtype), retain_graph=more)
+                slopes.append(found[0])
+                for sum_, at, part in zip(sums, places, found[1:], strict=False):
+                    sum_[i, :, :, at] += part
             if fold is not None:
                 around = (keys.start, whole[1].shape[2] - keys.stop)
-                fold(rows, pad(attention.detach(), around), pad(found[0], around) if found else None)
+                fold(rows, pad(attention.detach(), around), pad(torch.cat(slopes), around) if slopes else None)
         if not backward:
             return None
-        dq, dk, dv = (sum_.to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
+        dq, dk, dv = (sum_.flatten(0, 1).to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
         return dq, dk, dv
 
     def _tile(
@@ -216,7 +246,7 @@ class Streamed:
     ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
         """The model's own attention of some queries to some keys."""
         more = {name: self._cut(part, rows, keys) for name, part in self.more.items()}
-        return self.eager(self.module, query, key, value, self._added(rows, keys), **more)
+        return self.eager(self.module, query, key, value, self._added(rows, keys, query.dtype), **more)
 
     def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
@@ -226,14 +256,14 @@ class Streamed:
         part = part[..., keys]
         return part[:, :, rows] if part.shape[2] == queries else part
 
-    def _added(self, rows: slice, keys: slice) -> Float[Tensor, "batch 1 query key"] | None:
+    def _added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
         seen = self._seen(rows)
         if seen is None:
             return None if self.mask is None else self._cut(self.mask, rows, keys)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
-        least = max(torch.finfo(self.outline.dtype).min, torch.finfo(torch.float32).min)
-        added = torch.zeros_like(seen[..., keys], dtype=self.outline.dtype)
+        least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+        added = torch.zeros_like(seen[..., keys], dtype=dtype)
         return added.masked_fill_(~seen[..., keys], least)
 
     def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
@@ -247,10 +277,10 @@ class Streamed:
             return None
         return self._cut(self.mask, rows, slice(0, count))
 
-    def _spans(self, hidden: bool) -> Iterator[tuple[slice, slice]]:
+    def _spans(self, hidden: bool, targets: int = 1) -> Iterator[tuple[slice, slice]]:
         """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
         batch, heads, count, width = self.outline.shape
-        size = self.tiles.rows or max(LEAST_ROWS, CELLS // (batch * heads * width))
+        size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
             seen = None if hidden else self._seen(rows)
@@ -272,11 +302,32 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         call: Streamed = ctx.call
-        if call.arrives is not None:
-            return *call.arrives(gradients[0]), None
-        found = call.gradients(gradients[0])
-        call.release()
-        return *found, None
+        if torch._C._are_functorch_transforms_active():
+            return *_Back.apply(gradients[0], call), None
+        return *call.back(gradients[0]), None
+
+
+class _Back(torch.autograd.Function):
+    """What a call does when the backward pass of several targets comes to it: all of them at once."""
+
+    @staticmethod
+    def forward(gradient: Tensor, call: Streamed) -> Gradients:
+        return call.back(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, gradient: Tensor, call: Streamed) -> tuple[Gradients, tuple[int, int, int]]:
+        where = dims[0]
+        every = gradient[None].expand(info.batch_size, *gradient.shape) if where is None else gradient.movedim(where, 0)
+        return call.back(every), (0, 0, 0)
+
+
+def _joined(parts: Sequence[Gradients]) -> Gradients:
+    dq, dk, dv = (torch.cat(same) for same in zip(*parts, strict=True))
+    return dq, dk, dv
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -57,6 +57,13 @@ class Visits:
                 found.append((place, ask, node))
         return found
 
+    def hear(self, place: int, ask: str, gradient: Tensor) -> None:
+        """A gradient comes to a tensor: those of several targets at once, where they are batched."""
+        if torch._C._are_functorch_transforms_active():
+            _Heard.apply(gradient, partial(self.arrive, place, ask))
+        else:
+            self.arrive(place, ask, gradient)
+
     def comes_by_itself(self, place: int, ask: str) -> bool:
         """Whether a gradient is brought by the attention itself, so that nothing need wait for it."""
         return ask == "attention_gradient" and self.calls[place].streamed is not None
@@ -99,7 +106,7 @@ class Visits:
         streamed, record = self.calls[place].streamed, self._record(place)
         assert streamed is not None
         self.swept.add(place)
-        made = streamed.sums(gradient, self.tiles.reductions(record), backward)
+        made = streamed.sums(gradient, self.tiles.reductions(record), self.targets, backward)
         if made is not None:
             self.tiles.reduced(record, made[1])
             return made[0]
@@ -111,7 +118,7 @@ class Visits:
 
     def _fold(self, place: int, number: int, rows: slice, attention: Tensor, gradient: Tensor | None) -> None:
         record = self._record(place)
-        record.attention = plain(attention)
+        record.attention = repeated(plain(attention), self.targets)
         if "attention_gradient" in self.asks:
             record.attention_gradient = torch.zeros_like(record.attention) if gradient is None else plain(gradient)
         self.tiles.fold(record, rows, number)
@@ -149,3 +156,21 @@ def plain(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()
+
+
+class _Heard(torch.autograd.Function):
+    """The gradients of several targets at one tensor, as target × sample."""
+
+    @staticmethod
+    def forward(gradient: Tensor, arrive: Callable[[Tensor], None]) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, gradient: Tensor, arrive: Callable[[Tensor], None]) -> tuple[Tensor, int]:
+        every = gradient.expand(info.batch_size, *gradient.shape) if dims[0] is None else gradient.movedim(dims[0], 0)
+        arrive(every.flatten(0, 1))
+        return every, 0
