@@ -1,11 +1,11 @@
 """What an explanation costs: clearhead, the limit, the published way and other libraries, side by side in one process.
 
-    python benchmarks/performance.py [--device cuda] [--parts short throughput length exact] [--json build/performance.json]
+    python benchmarks/performance.py [--device cuda] [--parts short throughput length exact] [--json FILE]
 
 The limit is a plain forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the embeddings,
 with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are medians of
 pairs. Memory is the peak beyond what the model itself takes. Models have random weights in the shape of known ones.
-`python benchmarks/performance_page.py build/*.json` makes docs/performance.md of the files.
+`python benchmarks/performance_page.py FILE …` makes docs/performance.md of such files.
 
     short       BERT-base at 128 and 512 tokens: generic, and all attention and gradient methods together
     throughput  BERT-base, a whole batch against the published way, which takes one example after another

@@ -80,7 +80,7 @@ CALLS = {
     "causal, padded": lambda: made(causal=True, mask=padding(21)),
     "position bias": lambda: made(queries=9, keys=21, mask=torch.randn(1, 2, 9, 21, device=DEVICE)),
     "a sample that sees nothing": lambda: made(
-        mask=padding(21) & torch.tensor([True, False], device=DEVICE)[:, None, None, None]
+        mask=padding(21) & torch.eye(2, device=DEVICE).bool()[:, :1, None, None]
     ),
 }
 
@@ -98,7 +98,7 @@ def test_sums_are_those_of_the_maps(name):
     call = CALLS[name]()
     attention, gradient = maps(call)
     call = call.with_lse()
-    batch, heads, queries, keys = call.shape
+    batch, _, queries, _ = call.shape
     weights = torch.rand(batch, 2, queries, device=DEVICE)
     weights[:, :, :3] = 0  # what has no weight is not looked at
     signed = weights[:, 0] - 0.5

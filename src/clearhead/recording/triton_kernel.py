@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed
-from clearhead.recording.triton_sums import DTYPES, WIDTHS, Rebuilt
+from clearhead.recording.triton_sums import WIDEST, Rebuilt
 
 #: What a model says about a call beside its mask, and this kernel knows, or need not know.
 KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
@@ -27,8 +27,8 @@ class TritonKernel:
     def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
         query, key, value = call.query, call.key, call.value
         told = {name for name, part in call.more.items() if part is not None} <= KNOWN
-        widths = {query.shape[3], value.shape[3]}
-        fits = widths <= set(WIDTHS) and query.dtype in DTYPES and query.dtype == key.dtype == value.dtype
+        widest = max(query.shape[3], value.shape[3])
+        fits = widest <= WIDEST.get(query.dtype, 0) and query.dtype == key.dtype == value.dtype
         square = not call.causal or query.shape[2] == key.shape[2]
         few = all(one.rows is None or one.rows.shape[1] <= MOST_ROWS for one in reductions)
         return bool(call.forward is not None and told and fits and square and few)

@@ -13,9 +13,8 @@ from clearhead.recording import triton_tiles as kernels
 
 Of = Literal["attention", "product", "positive"]
 
-#: What the tensor cores take as it is, and what goes there in three parts.
-WIDTHS = range(16, 257)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+#: How wide heads may be: float32 goes to the tensor cores in three parts, which take more room.
+WIDEST = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 128}
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Blocks:
 class Rebuilt:
     """What the maps of one attention call are rebuilt from, tile by tile.
 
-    gradient: ∂y/∂output. lse: of the scores, mask included. mask: seen (bool) or added to the scores, read cell by cell
-    (broadcast where its stride is 0); causal and window need no mask: a query at i sees keys from i + offset − window + 1
-    to i + offset, where offset = keys − queries.
+    gradient: ∂y/∂output. lse: of the scores, mask included. mask: seen (bool) or added to the scores, cell by cell.
+    Causal and window need no mask: a query at i sees keys from i + offset − window + 1 to i + offset, where offset is
+    keys − queries.
     """
 
     query: Float[Tensor, "batch head query width"]
@@ -65,7 +64,7 @@ class Rebuilt:
         clamp: bool = False,
     ) -> Float[Tensor, "batch row key"]:
         """Σ_i w[r, i] (Σ_h c_h f_h[i, j]), and ( )⁺ with `clamp`; c_h is 1 / heads unless `shares` say otherwise."""
-        batch, heads, queries, keys = self.shape
+        batch, heads, _, keys = self.shape
         rows = weights.shape[1]
         out = torch.empty(batch, rows, keys, dtype=torch.float32, device=self.query.device)
         blocks = self.blocks or _joined_blocks(self._widest)
@@ -170,7 +169,7 @@ class Rebuilt:
         return (0, 0, 0, 0) if self.mask is None else self.mask.expand(self.shape).stride()
 
     def _numbers(self) -> tuple[Any, ...]:
-        batch, heads, queries, keys = self.shape
+        _, heads, queries, keys = self.shape
         scale = self.scale * kernels.LOG2E.value
         softcap = (self.softcap or 1.0) * kernels.LOG2E.value
         group = heads // self.key.shape[1]
@@ -210,10 +209,10 @@ def _apart_blocks(width: int) -> Blocks:
         return Blocks(128, 64, 4, 3)
     if width <= 128:
         return Blocks(128, 64, 8, 2)
-    return Blocks(64, 32, 4, 2) if width <= 256 else Blocks(32, 32, 4, 1)
+    return Blocks(64, 32, 4, 2)
 
 
 def _joined_blocks(width: int) -> Blocks:
     if width <= 128:
         return Blocks(64, 64, 4, 2)
-    return Blocks(64, 32, 4, 2) if width <= 256 else Blocks(32, 32, 4, 1)
+    return Blocks(64, 32, 4, 2)

@@ -156,7 +156,7 @@ def sums_apart(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr,
     WEIGHTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One sum for each key (or query) of each head. lse: batch head query; weights: batch other; out: batch head own."""
+    """One sum for each key (or query) of each head. lse: batch head query; weights: batch other; out: as the sums."""
     both = tl.program_id(1)
     batch, head = (both // heads).to(tl.int64), both % heads
     query += batch * query_batch + head * query_head
@@ -189,7 +189,7 @@ def sums_apart(
     if not KEYS_OWN:
         own_lse = tl.load(lse + at, mask=at < own, other=float("inf")) * LOG2E
     sums = tl.zeros([OWN], tl.float32)
-    # first where some cells are hidden, then where none is, then the rest: the middle part is nearly all, and the fast one
+    # where some cells are hidden, where none is, and the rest: the middle is nearly all of it, and fast
     sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, weights, mask, lo, lo_full, queries, keys, offset,
                  window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
                  WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP, WEIGHTED,
@@ -216,16 +216,14 @@ def sums_joined(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Several sums for each key, of the heads together. shares: batch head; weights: batch row query; out: as weights."""
+    """Several sums for each key, of the heads together. shares: batch head; weights: batch row query."""
     batch = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * OWN
     at_own = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, keys) - 1
     at_row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     start, stop = tl.load(span + 2 * batch), tl.load(span + 2 * batch + 1)
-    lo, lo_full, hi_full, hi = _bounds(
-        first, last, queries, keys, offset, window, start, stop, OTHER, True, CAUSAL, WINDOW
-    )
+    lo, _, _, hi = _bounds(first, last, queries, keys, offset, window, start, stop, OTHER, True, CAUSAL, WINDOW)
     sums = tl.zeros([OWN, ROWS], tl.float32)
     for begin in range(lo, hi, OTHER):
         at = begin + tl.arange(0, OTHER)
@@ -280,9 +278,7 @@ def log_sums(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * OWN
     at_own = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, queries) - 1
-    lo, lo_full, hi_full, hi = _bounds(
-        first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW
-    )
+    lo, _, _, hi = _bounds(first, last, queries, keys, offset, window, 0, keys, OTHER, False, CAUSAL, WINDOW)
     a = _rows_of(query, at_own, queries, query_row, width, WIDE, WIDTH, True)
     most = tl.full([OWN], float("-inf"), tl.float32)
     total = tl.zeros([OWN], tl.float32)
