@@ -19,6 +19,8 @@ from clearhead.subjects.base import Sample
 KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
+#: The same where a kernel makes sums at once: there are fewer of them, and whole maps are what takes the time.
+LIMIT_OF_KERNELS = 512
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
 #: longer, but memory of one layer in place of all.
 CHECKPOINT_FROM = 16384
@@ -41,10 +43,13 @@ def streams(
     A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for.
     """
     length = longest(samples)
-    if kernel == "materialised" or (kernel is None and length <= LIMIT):
+    if kernel == "materialised" or (kernel is None and length <= LIMIT_OF_KERNELS):
+        return None
+    fast = _kernel(recorder, tried, kernel)
+    if kernel is None and fast is None and length <= LIMIT:
         return None
     twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
-    tiles = Tiles(rows=recorder.tile_rows, kernel=_kernel(recorder, tried, kernel), checkpoint=twice)
+    tiles = Tiles(rows=recorder.tile_rows, kernel=fast, checkpoint=twice)
     try:
         recorder.test_streaming(tried.batch, tried.leaves, tiles.kernel)
     except Refusal:

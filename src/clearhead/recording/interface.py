@@ -168,7 +168,9 @@ def _attention(
     if listener.tiles is not None:
         streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
         output = streamed.attend(query, key, value)
-        if not listener.again:
+        if listener.again:
+            streamed.release()  # all that is wanted of it is what the first call of this layer keeps
+        else:
             value_and_output = (value, output) if listener.values else ()
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None

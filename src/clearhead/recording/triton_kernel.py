@@ -1,24 +1,30 @@
 """Streaming attention on a GPU: torch's own kernels forward and for the usual gradients, Triton's for the sums.
 
-Flash attention says the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile. Where it
-cannot be used (float32, masks that are neither causal nor absent) the output and the gradients are those of the
-attention that the model runs with, whichever kernel that is, and the log-sum-exp is made by a kernel of ours.
+Flash attention and cuDNN say the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile; of
+the two, the one runs that torch would choose. Where neither can be used (float32, masks that are neither causal nor
+absent) the output and the gradients are those of the attention that the model runs with, whichever kernel that is, and
+the log-sum-exp is made by a kernel of ours. Our sums are the same bytes each time; gradients are, where torch is told
+to be deterministic.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed
-from clearhead.recording.triton_sums import WIDEST, Rebuilt
+from clearhead.recording.triton_sums import WIDEST, Rebuilt, proven
 
 #: What a model says about a call beside its mask, and this kernel knows, or need not know.
 KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
+FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+aten = torch.ops.aten
 
 
 class TritonKernel:
@@ -31,64 +37,80 @@ class TritonKernel:
         fits = widest <= WIDEST.get(query.dtype, 0) and query.dtype == key.dtype == value.dtype
         square = not call.causal or query.shape[2] == key.shape[2]
         few = all(one.rows is None or one.rows.shape[1] <= MOST_ROWS for one in reductions)
-        return bool(call.forward is not None and told and fits and square and few)
+        if call.forward is None or not (told and fits and square and few):
+            return False
+        return not query.is_cuda or proven(query.dtype, query.shape[3], value.shape[3], query.device)
 
     def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        query, key, value = (part.detach() for part in (call.query, call.key, call.value))
-        if not _flashes(call):
+        query, key, value = call.query, call.key, call.value
+        how = {"is_causal": call.causal, "scale": call.scaling}
+        backend = _backend(call)
+        if backend == CUDNN:
+            made = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, **how)
+        elif backend == FLASH:
+            made = aten._scaled_dot_product_flash_attention(query, key, value, **how)
+        else:
             assert call.forward is not None
             return call.forward(call.module, query, key, value, call.mask, **call.more)[0], ()
-        output, lse, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, call.causal, False, scale=call.scaling
-        )
+        output, lse, _, _, _, _, seed, offset, _ = made
         return output.transpose(1, 2), (output, lse, seed, offset)
 
     def backward(
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
     ) -> tuple[Gradients, list[Tensor]]:
-        return self._gradients(call, gradient), self.reduced(call, gradient, reductions)
+        return _gradients(call, gradient), self.reduced(call, gradient, reductions)
 
     def reduced(
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"] | None, reductions: Sequence[Reduce]
     ) -> list[Tensor]:
         if not reductions:
             return []
-        query, key, value = (part.detach() for part in (call.query, call.key, call.value))
+        slope = None if gradient is None else gradient.detach().transpose(1, 2)
         rebuilt = Rebuilt(
-            query,
-            key,
-            value,
-            None if gradient is None else gradient.detach().transpose(1, 2),
-            call.saved[1] if _flashes(call) and call.saved else None,
-            call.scaling,
-            call.causal,
-            mask=call.mask,
+            call.query, call.key, call.value, slope, None, call.scaling, causal=call.causal, mask=call.mask
         )
-        rebuilt = rebuilt if rebuilt.lse is not None else rebuilt.with_lse()
+        if call.saved:
+            rebuilt = replace(rebuilt, lse=call.saved[1].reshape(rebuilt.shape[:3]))
+        else:
+            rebuilt = rebuilt.with_lse()
         return [_reduced(rebuilt if one.heads is None else rebuilt.of_heads(one.heads), one) for one in reductions]
 
-    def _gradients(self, call: Streamed, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
-        query, key, value = (part.detach() for part in (call.query, call.key, call.value))
-        if _flashes(call):
-            output, lse, seed, offset = call.saved
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                gradient.transpose(1, 2), query, key, value, output, lse, None, None, query.shape[2], key.shape[2],
-                0.0, call.causal, seed, offset, scale=call.scaling,
-            )  # fmt: skip
-            return dq, dk, dv
+
+def _backend(call: Streamed) -> SDPBackend | None:
+    """Which of the two that say the log-sum-exp torch would choose."""
+    query, key, value = call.query, call.key, call.value
+    halves = query.dtype in (torch.bfloat16, torch.float16)
+    if not (query.is_cuda and halves and call.mask is None and query.shape[3] == value.shape[3]):
+        return None
+    with torch.enable_grad():  # some kernels have no backward pass for some shapes
+        chosen = torch._fused_sdp_choice(
+            query.detach().requires_grad_(), key, value, None, 0.0, call.causal, scale=call.scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+    return next((one for one in (FLASH, CUDNN) if one.value == chosen), None)
+
+
+def _gradients(call: Streamed, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
+    query, key, value = call.query, call.key, call.value
+    if not call.saved:
         assert call.forward is not None
-        leaves = [part.requires_grad_() for part in (query, key, value)]
+        leaves = [part.detach().requires_grad_() for part in (query, key, value)]
         with torch.enable_grad():
             output = call.forward(call.module, *leaves, call.mask, **call.more)[0]
         dq, dk, dv = torch.autograd.grad(output, leaves, gradient)
         return dq, dk, dv
-
-
-def _flashes(call: Streamed) -> bool:
-    query, value = call.query, call.value
-    width = query.shape[3]
-    halves = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and halves and call.mask is None and width == value.shape[3] and width % 8 == 0
+    output, lse, seed, offset = call.saved
+    sizes = {"max_q": query.shape[2], "max_k": key.shape[2], "cum_seq_q": None, "cum_seq_k": None}
+    how = {"dropout_p": 0.0, "is_causal": call.causal, "scale": call.scaling}
+    drawn = {"philox_seed": seed, "philox_offset": offset}
+    slope = gradient.transpose(1, 2)
+    if lse.dim() == 4:  # cuDNN's
+        backward = aten._scaled_dot_product_cudnn_attention_backward
+        dq, dk, dv = backward(slope, query, key, value, output, lse, attn_bias=None, **drawn, **sizes, **how)
+    else:
+        backward = aten._scaled_dot_product_flash_attention_backward
+        dq, dk, dv = backward(slope, query, key, value, output, lse, **drawn, **sizes, **how)
+    return dq, dk, dv
 
 
 def _reduced(rebuilt: Rebuilt, one: Reduce) -> Tensor:
