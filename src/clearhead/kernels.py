@@ -1,7 +1,9 @@
 """Which kernel records attention: one of whole maps (`materialised`), or of tiles (`streaming`)."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -63,7 +65,13 @@ def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | Non
 
 def kernel_for(device: torch.device) -> Kernel | None:
     """The fastest kernel that a device has; None where that is torch's, tile by tile."""
-    return None
+    modern = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, statement by statement: for tests
+    if not (modern or interpreted) or find_spec("triton") is None:
+        return None
+    from clearhead.recording.triton_kernel import TritonKernel  # compilers are slow to import
+
+    return TritonKernel()
 
 
 def check_streams(readings: Sequence[Reading]) -> None:
