@@ -96,3 +96,22 @@ def test_across(family: str) -> None:
     for method in ("generic", "rollout"):
         with pytest.raises(Refusal, match=f"{method} cannot be computed tile by tile"):
             ex.explain(encoder_decoders.SOURCES[0], method=method, kernel="streaming")
+
+
+def test_weights_on_disk_are_read_once_more(tmp_path: Any) -> None:
+    """Layers that accelerate keeps on disk are computed again, one at a time, from what it brings."""
+    accelerate = pytest.importorskip("accelerate")
+    ex, model = decoder("llama"), decoders.made("llama").float()
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "disk" for i in range(3)}
+    model.load_state_dict(ex.subject.model.state_dict())
+    spread = clearhead.load(
+        accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path), decoders.WORDS
+    )
+    how = {"method": ["generic", "attcat"], "answer": decoders.ANSWERS, "target": Generated(1)}
+    found = spread.explain(decoders.PROMPTS, kernel="tiles", checkpoint=True, **how)
+    expected = ex.explain(decoders.PROMPTS, kernel="materialised", **how)
+    for name, parts in expected.items():
+        for e, other in zip(found[name], parts, strict=True):
+            assert e.certificate["kernel"] == "streaming: torch tiles, layers computed twice"
+            cases.assert_alike(e, other, 1e-5, max(abs(one.scores).max() for one in parts))
