@@ -18,9 +18,9 @@ INTRODUCTION = """# What explanations cost
 
 Time and memory beside a **plain** pass: forward (the fastest of torch's attention kernels, frozen weights) and the
 gradient of one logit with respect to the embeddings, with the same activation checkpointing (from 16,384 tokens on).
-**Reference** is the way of published code for Generic Attention: weight gradients are built, n × n matrices are kept and
-multiplied, one example after another. Models have random weights in the shape of known ones; all sides of a ratio ran
-alternately in one process, and ratios are medians. Memory is the peak beyond the model itself.
+**Reference** is the way of published code for Generic Attention: weight gradients are built, n × n matrices are kept
+and multiplied, one example after another. Models have random weights in the shape of known ones; all sides of a ratio
+ran alternately in one process, and ratios are medians. Memory is the peak beyond the model itself.
 
 Made by `make bench` and `make bench-gpu` (`benchmarks/performance.py`, `benchmarks/performance_kernels.py`).
 """

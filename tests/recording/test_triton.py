@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,53 @@ def test_interpreted():
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+def fake(dtype=torch.float32, width=32, queries=8, keys=8, device="cpu", **changed):
+    def some(length):
+        return torch.zeros(1, 4, length, width, dtype=dtype, device=device)
+
+    parts = {"query": some(queries), "key": some(keys), "value": some(keys), "saved": ()}
+    how = {"causal": True, "mask": None, "more": {"scaling": 0.2, "softcap": None}, "scaling": 0.2}
+    return SimpleNamespace(**{**parts, **how, "forward": print, **changed})
+
+
+REFUSED = {
+    "float64": {"dtype": torch.float64},
+    "float32 heads that are too wide": {"width": 160},
+    "eager attention alone is exact": {"forward": None},
+    "a soft cap, which torch's kernels do not know": {"more": {"scaling": 0.2, "softcap": 30.0}},
+    "sinks": {"more": {"s_aux": torch.zeros(4)}},
+    "causal with a cache": {"queries": 5},
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_left_to_tiles(why):
+    from clearhead.recording.triton_kernel import TritonKernel
+
+    assert TritonKernel().takes(fake(), ())
+    assert not TritonKernel().takes(fake(**REFUSED[why]), ())
+
+
+def test_many_rows_are_left_to_tiles():
+    from clearhead.recording.reduce import Reduce
+    from clearhead.recording.triton_kernel import TritonKernel
+
+    few, many = (Reduce("attention", torch.zeros(1, count, 8)) for count in (30, 3000))
+    assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
+
+
+@pytest.mark.parametrize("backend", ["FLASH", "CUDNN"])
+def test_torchs_kernels_are_called_as_they_want_it(backend):
+    """Without numbers, and so without a GPU."""
+    from clearhead.recording import triton_kernel
+
+    call = fake(torch.bfloat16, device="meta")
+    whole = (call.query, call.key, call.value)
+    call.saved = triton_kernel._fused(getattr(triton_kernel, backend), *whole, True, 0.2)
+    found = triton_kernel._gradients(call, call.query.transpose(1, 2))
+    assert [part.shape for part in found] == [part.shape for part in whole]
 
 
 def made(heads=2, shared=1, queries=21, keys=21, width=16, dtype=torch.float32, **how):

@@ -9,6 +9,7 @@ to be deterministic.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -43,17 +44,12 @@ class TritonKernel:
 
     def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
         query, key, value = call.query, call.key, call.value
-        how = {"is_causal": call.causal, "scale": call.scaling}
         backend = _backend(call)
-        if backend == CUDNN:
-            made = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, **how)
-        elif backend == FLASH:
-            made = aten._scaled_dot_product_flash_attention(query, key, value, **how)
-        else:
+        if backend is None:
             assert call.forward is not None
             return call.forward(call.module, query, key, value, call.mask, **call.more)[0], ()
-        output, lse, _, _, _, _, seed, offset, _ = made
-        return output.transpose(1, 2), (output, lse, seed, offset)
+        saved = _fused(backend, query, key, value, call.causal, call.scaling)
+        return saved[0].transpose(1, 2), saved
 
     def backward(
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
@@ -87,7 +83,32 @@ def _backend(call: Streamed) -> SDPBackend | None:
             query.detach().requires_grad_(), key, value, None, 0.0, call.causal, scale=call.scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
-    return next((one for one in (FLASH, CUDNN) if one.value == chosen), None)
+    backend = next((one for one in (FLASH, CUDNN) if one.value == chosen), None)
+    known = backend is not None and _says_lse(backend, query.dtype, query.shape[3], query.device)
+    return backend if known else None
+
+
+def _fused(
+    backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, the log-sum-exp, and what the backward pass wants to know of dropout, which there is none of."""
+    if backend == CUDNN:
+        made = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, is_causal=causal, scale=scale)
+    else:
+        made = aten._scaled_dot_product_flash_attention(query, key, value, is_causal=causal, scale=scale)
+    output, lse, _, _, _, _, seed, offset, _ = made
+    return output, lse, seed, offset
+
+
+@cache
+def _says_lse(backend: SDPBackend, dtype: torch.dtype, width: int, device: torch.device) -> bool:
+    """Whether what a kernel calls the log-sum-exp is that: of scaled scores, to the base e, row by row."""
+    draw = torch.Generator(device).manual_seed(0)
+    query, key = (torch.randn(1, 2, 128, width, generator=draw, device=device).to(dtype) for _ in range(2))
+    hidden = torch.ones(128, 128, dtype=torch.bool, device=device).triu(1)
+    scores = (query.double() @ key.double().mT * width**-0.5).masked_fill(hidden, -torch.inf)
+    said = _fused(backend, query, key, key, True, width**-0.5)[1].reshape(1, 2, 128)
+    return bool((said - scores.logsumexp(-1)).abs().max() < 1e-2)
 
 
 def _gradients(call: Streamed, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
