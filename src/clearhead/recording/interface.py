@@ -168,7 +168,9 @@ def _attention(
     if listener.tiles is not None:
         streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
         output = streamed.attend(query, key, value)
-        if not listener.again:
+        if listener.again:
+            streamed.release()  # it was made for what autograd keeps of it, and would hold that in a circle
+        else:
             value_and_output = (value, output) if listener.values else ()
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None
