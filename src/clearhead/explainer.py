@@ -372,7 +372,7 @@ class Explainer:
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
         tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
-        streaming = streams(self.recorder, tried, samples, request.kernel, request.checkpoint)
+        streaming = streams(self.recorder, tried, samples, request.methods, request.kernel, request.checkpoint)
         passes = self._passes(samples, steps, request, tested, streaming, rows)
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import Refusal, unknown
+from clearhead.methods.base import REGISTRY, Method
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.streaming import Kernel, Tiles
@@ -19,8 +20,8 @@ from clearhead.subjects.base import Sample
 KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
-#: The same where a kernel makes sums at once: there are fewer of them, and whole maps are what takes the time.
-LIMIT_OF_KERNELS = 512
+#: The same where a kernel makes sums of maps at once, and all methods are content with sums.
+SUMS_FROM = 512
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
 #: longer, but memory of one layer in place of all.
 CHECKPOINT_FROM = 16384
@@ -36,20 +37,23 @@ def longest(samples: Sequence[Sample]) -> int:
 
 
 def streams(
-    recorder: Recorder, tried: Plan, samples: Sequence[Sample], kernel: str | None, checkpoint: bool | None
+    recorder: Recorder,
+    tried: Plan,
+    samples: Sequence[Sample],
+    methods: Sequence[Method],
+    kernel: str | None,
+    checkpoint: bool | None,
 ) -> Tiles | None:
     """How passes over these samples stream, if they do; `tried` is what the recorder was tested on.
 
     A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for.
     """
-    length = longest(samples)
-    if kernel == "materialised" or (kernel is None and length <= LIMIT_OF_KERNELS):
-        return None
-    fast = _kernel(recorder, tried, kernel)
-    if kernel is None and fast is None and length <= LIMIT:
+    length, fastest = longest(samples), _kernel(recorder, tried, kernel)
+    limit = SUMS_FROM if fastest is not None and all(map(_streams, methods)) else LIMIT
+    if kernel == "materialised" or (kernel is None and length <= limit):
         return None
     twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
-    tiles = Tiles(rows=recorder.tile_rows, kernel=fast, checkpoint=twice)
+    tiles = Tiles(rows=recorder.tile_rows, kernel=fastest, checkpoint=twice)
     try:
         recorder.test_streaming(tried.batch, tried.leaves, tiles.kernel)
     except Refusal:
@@ -59,8 +63,14 @@ def streams(
     return tiles
 
 
+def _streams(method: Method) -> bool:
+    """Whether a method wants no map, or tiles or sums of maps (with its own options it may want more)."""
+    maps = method.declaration.asks & {"attention", "attention_gradient"}
+    return method.kind in ("tape", "path") and (not maps or REGISTRY[method.name].sweeps > 0)
+
+
 def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | None:
-    if kernel == "tiles":
+    if kernel in ("tiles", "materialised"):
         return None
     found = recorder.kernel or kernel_for(tried.subject.device)
     if found is None and kernel == "triton":

@@ -116,3 +116,8 @@ def test_the_kernel_follows_the_length(monkeypatch):
     whole = ex.explain([short, long], kernel="materialised", batch_size=1)
     for e, other in zip(found["generic"], whole, strict=True):
         cases.assert_alike(e, other, 1e-9)
+    monkeypatch.setattr("clearhead.kernels.LIMIT", 100)
+    monkeypatch.setattr("clearhead.kernels.SUMS_FROM", 8)
+    ex.recorder.kernel = WholeMaps()  # sums made at once are faster at lengths where tiles are not
+    assert ex.explain(long).certificate["kernel"] == "streaming: whole maps"
+    assert ex.explain(long, method=["generic", "flow"])["generic"].certificate["kernel"] == "materialised"

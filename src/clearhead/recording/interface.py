@@ -169,7 +169,7 @@ def _attention(
         streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
         output = streamed.attend(query, key, value)
         if listener.again:
-            streamed.release()  # all that is wanted of it is what the first call of this layer keeps
+            streamed.release()  # it was made for what autograd keeps of it, and would hold that in a circle
         else:
             value_and_output = (value, output) if listener.values else ()
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
