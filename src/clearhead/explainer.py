@@ -19,8 +19,8 @@ from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Tape
+from clearhead.recording.tiles import Tiles
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
