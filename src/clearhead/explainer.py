@@ -19,8 +19,8 @@ from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Tape
+from clearhead.recording.tiles import Tiles
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
@@ -391,7 +391,8 @@ class Explainer:
         """So many targets at a time as there is room for; one at a time where a streaming pass can do no more."""
         if streaming is not None:
             units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
-            most = len(samples) * max(1, UNITS // (units * len(samples)))
+            # layers that are computed again are so for one target at a time
+            most = len(samples) * (1 if streaming.checkpoint else max(1, UNITS // (units * len(samples))))
             rows = most if rows is None else min(rows, most)
         try:
             chunks = self._chunks(steps, samples, tested, rows, streaming is not None)

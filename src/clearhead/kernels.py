@@ -12,8 +12,8 @@ from clearhead.errors import Refusal, unknown
 from clearhead.methods.base import REGISTRY, Method
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
-from clearhead.recording.streaming import Kernel, Tiles
 from clearhead.recording.tape import Call
+from clearhead.recording.tiles import Kernel, Tiles
 from clearhead.subjects.base import Sample
 
 #: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.

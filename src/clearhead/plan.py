@@ -16,8 +16,8 @@ from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Me
 from clearhead.recording.recorder import Recorder, Rows
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.streaming import Tiles
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
+from clearhead.recording.tiles import Tiles
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 

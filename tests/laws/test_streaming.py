@@ -86,11 +86,28 @@ def test_the_same_bytes_and_an_untouched_model():
     ex = models.explainer("bert/classify")
     ex.recorder.tile_rows = 4
     before = snapshot.of_model(ex.subject.model)
-    one, other = (ex.explain(models.inputs("bert/classify"), method=VARIANTS, kernel="streaming") for _ in range(2))
+    raws = models.inputs("bert/classify")
+    ways = [ex.explain(raws, method=VARIANTS, kernel="streaming", checkpoint=twice) for twice in (False, False, True)]
     assert snapshot.of_model(ex.subject.model) == before
-    for variant in one:
-        for e, again in zip(one[variant], other[variant], strict=True):
-            assert e.scores.tobytes() == again.scores.tobytes()
+    for variant in ways[0]:
+        for e, *others in zip(*(way[variant] for way in ways), strict=True):
+            assert all(other.scores.tobytes() == e.scores.tobytes() for other in others)
+
+
+def test_an_untouched_model_after_an_error():
+    """A target that raises on the way back, and one that raises before it."""
+    ex = models.explainer("bert/classify")
+    ex.explain("So boring!")
+    before = snapshot.of_model(ex.subject.model)
+
+    def raising(output):
+        output.logits.register_hook(lambda gradient: 1 / 0)
+        return output.logits[:, 0]
+
+    for target in (raising, lambda output: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            ex.explain("So boring!", target=target, kernel="streaming", checkpoint=True)
+        assert snapshot.of_model(ex.subject.model) == before
 
 
 def test_what_cannot_stream_says_so():

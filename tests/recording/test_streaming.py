@@ -12,8 +12,9 @@ from transformers import AttentionInterface
 from clearhead.recording.interface import eager_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
-from clearhead.recording.streaming import Streamed, Tiles
+from clearhead.recording.streaming import Streamed
 from clearhead.recording.tape import Call, Tape
+from clearhead.recording.tiles import Tiles
 from tests.recording.whole import WholeMaps
 
 _SMALL = {

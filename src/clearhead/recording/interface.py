@@ -23,7 +23,8 @@ from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.checkpointing import layers_again
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
-from clearhead.recording.streaming import Streamed, Tiles
+from clearhead.recording.streaming import Streamed
+from clearhead.recording.tiles import Tiles
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)

@@ -13,8 +13,8 @@ methods want are sums (`reduce.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,68 +22,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call
+from clearhead.recording.tiles import TORCH, Tiles
+from clearhead.recording.tiles import Gradients as Gradients
 
 #: How many numbers a map of one tile may hold (16 MiB in float32); but a tile has some rows at least.
 CELLS = 2**22
 LEAST_ROWS = 16
-#: What the certificate calls the loop over tiles.
-TORCH = "torch tiles"
 
 #: What is handed each tile: its queries, their attention, and the gradient of it (None: there is none).
 FoldTile = Callable[[slice, Float[Tensor, "batch head query key"], Tensor | None], None]
-Gradients = tuple[Tensor, Tensor, Tensor]
-
-
-class Kernel(Protocol):
-    """Makes the output of a call, its gradients, and sums of its maps."""
-
-    #: What the certificate says.
-    name: str
-
-    def takes(self, call: "Streamed", reductions: Sequence[Reduce]) -> bool:
-        """Whether it makes exactly this attention, whose rows must sum to one, and these sums."""
-
-    def output(self, call: "Streamed") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
-        """The output, and what is to be in `call.saved` on the way back."""
-
-    def backward(
-        self, call: "Streamed", gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
-    ) -> tuple[Gradients, list[Tensor]]:
-        """∂y/∂query, ∂y/∂key and ∂y/∂value, and the sums."""
-
-    def reduced(self, call: "Streamed", gradient: Tensor | None, reductions: Sequence[Reduce]) -> list[Tensor]:
-        """The sums alone; without a gradient, those of attention."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """What a streaming pass does with tiles.
-
-    fold: gets a call with the maps of a tile, its queries, and the number of the sweep; a call is complete when the
-    recorder hands it over. sweeps: how often it is to see every tile. hidden: whether it reads the gradient where
-    attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
-    kernel: makes calls at once that it takes. reductions: the sums that are enough for a call (None: tiles are needed);
-    reduced: gets them, in the place of tiles
-    checkpoint: whether layers are computed again on the way back, so that memory is one layer's
-    """
-
-    fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
-    sweeps: int = 1
-    hidden: bool = False
-    rows: int | None = None
-    kernel: Kernel | None = None
-    reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
-    reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
-    checkpoint: bool = False
-    #: The names of the kernels that ran.
-    ran: set[str] = field(default_factory=set)
-
-    @property
-    def name(self) -> str:
-        """What the certificate says."""
-        names = " and ".join(sorted(self.ran or {TORCH}))
-        return f"streaming: {names}{', layers computed twice' if self.checkpoint else ''}"
 
 
 @dataclass

@@ -10,8 +10,9 @@ from torch import Tensor
 from clearhead.errors import Refusal
 from clearhead.recording.interface import Captured
 from clearhead.recording.self_test import Place
-from clearhead.recording.streaming import Gradients, Streamed, Tiles
+from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
+from clearhead.recording.tiles import Tiles
 
 Visit = Callable[[Call], None]
 
