@@ -237,6 +237,7 @@ def throughput(bench: Bench, quick: bool) -> None:
 def length(bench: Bench, quick: bool) -> None:
     model = decoder(bench.device, quick)
     ex = clearhead.load(model)
+    explained(ex, some_ids(model, 1, 16))  # the recorder tests itself, on a short input
     large = bench.device == "cuda"
     for tokens in bench.lengths or ((131_072, 32_768, 8192, 2048, 512, 128) if large else (128, 512, 2048, 4096)):
         ids = some_ids(model, 1, tokens)

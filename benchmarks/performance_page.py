@@ -1,6 +1,6 @@
 """Writes docs/performance.md and docs/performance.svg from what `performance.py` and `performance_kernels.py` measured.
 
-python benchmarks/performance_page.py build/gpu.json build/cpu.json build/kernels.json
+python benchmarks/performance_page.py benchmarks/results/*.json
 """
 
 import argparse
@@ -14,6 +14,15 @@ GENERIC = "clearhead generic"
 #: How much more memory than the plain pass the longest input may take.
 MEMORY = 1.2
 
+#: What was asked for: part, tokens, batch, device → in words.
+ASKED = {
+    ("length", 131_072, 1, "cuda"): "≤ 1.35 × plain in time, ≤ 1.2 × in memory; growth from 8,192 tokens as plain's",
+    ("short", 512, 1, "cpu"): "generic ≤ 1.1 × plain, all methods together ≤ 1.4 ×",
+    ("short", 512, 8, "cpu"): "generic ≤ 1.15 × plain, all methods together ≤ 1.4 ×",
+    ("throughput", 128, 16, "cpu"): "≥ 1.8 × the reference's throughput",
+    ("throughput", 128, 64, "cuda"): "≥ 5 × the reference's throughput",
+}
+
 INTRODUCTION = """# What explanations cost
 
 Time and memory beside a **plain** pass: forward (the fastest of torch's attention kernels, frozen weights) and the
@@ -22,7 +31,8 @@ gradient of one logit with respect to the embeddings, with the same activation c
 and multiplied, one example after another. Models have random weights in the shape of known ones; all sides of a ratio
 ran alternately in one process, and ratios are medians. Memory is the peak beyond the model itself.
 
-Made by `make bench` and `make bench-gpu` (`benchmarks/performance.py`, `benchmarks/performance_kernels.py`).
+Made from `benchmarks/results/`, which `make bench` and `make bench-gpu` write (`benchmarks/performance.py`,
+`benchmarks/performance_kernels.py`).
 """
 
 
@@ -44,7 +54,7 @@ def described(machine: dict[str, Any]) -> str:
     return f"{machine['device']}{threads}; {', '.join(versions)}; {machine['date']}"
 
 
-def asked(rows: list[Row], machines: dict[str, str]) -> str:
+def asked(rows: list[Row]) -> str:
     """Every figure that was asked for, beside what was measured."""
     lines = []
     for row in rows:
@@ -66,6 +76,10 @@ def asked(rows: list[Row], machines: dict[str, str]) -> str:
                 ["its memory", f"≤ {MEMORY} × plain", f"{ratio:.2f} ×", "yes" if ratio <= MEMORY else "**no**"]
             )
     lines += growth(rows)
+    there = {(row["part"], row["tokens"], row["batch"], row["device"]) for row in rows if "bar" in row}
+    for (part, tokens, batch, device), bar in ASKED.items():
+        if (part, tokens, batch, device) not in there:
+            lines.append([f"{part}, {tokens:,} tokens, batch {batch}, {device}", bar, "not measured", "–"])
     return table(["what", "asked", "measured", "held"], lines)
 
 
@@ -174,7 +188,7 @@ def main() -> None:
             where = found["rows"][0]["device"]
             machines[where] = described(found["machine"] | {"where": where})
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
-    page += ["## What was asked, and what it is", "", asked(rows, machines)]
+    page += ["## What was asked, and what it is", "", asked(rows)]
     titles = {"length": "From 128 to 131,072 tokens", "short": "Short inputs", "throughput": "Whole batches"}
     for part, title in titles.items():
         if any(row["part"] == part for row in rows):

@@ -12,6 +12,7 @@ from clearhead.errors import Refusal, unknown
 from clearhead.methods.base import REGISTRY, Method
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 from clearhead.recording.tiles import Kernel, Tiles
 from clearhead.subjects.base import Sample
@@ -110,7 +111,14 @@ def rows_reached(recorder: Recorder, plan: Plan, place: int) -> set[int]:
     def fold(call: Call, queries: slice, sweep: int) -> None:
         note(call.attention_gradient, queries.start)
 
-    tiles = None if plan.streaming is None else replace(plan.streaming, fold=fold, ran=set())
+    def reduced(call: Call, sums: list[Tensor]) -> None:
+        positive, whole = sums  # a row has no gradient where both are zero: what is positive in it, and all of it
+        found.update((positive.abs() + whole.abs())[0].sum(0).nonzero().flatten().tolist())
+
+    tiles = None
+    if plan.streaming is not None:
+        rows = [Reduce("positive"), Reduce("product")]
+        tiles = replace(plan.streaming, fold=fold, reductions=lambda call: rows, reduced=reduced, ran=set())
     how = {"leaves": plan.leaves, "places": range(place, place + 1), "tiles": tiles}
     tape = recorder.record(plan.batch, plan.value, ("attention_gradient",), **how)
     if tiles is None:
