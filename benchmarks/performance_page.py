@@ -179,17 +179,20 @@ def main() -> None:
     rows: list[Row] = []
     alone: list[Row] = []
     machines: dict[str, str] = {}
+    notes: list[str] = []
     for file in chosen.files:
         found = json.loads(file.read_text())
         if isinstance(found, list):
             alone += found
         else:
             rows += found["rows"]
+            notes += found.get("notes", [])  # written by hand: what came of several runs, or of none
             where = found["rows"][0]["device"]
             machines[where] = described(found["machine"] | {"where": where})
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
     page += ["## What was asked, and what it is", "", asked(rows)]
-    titles = {"length": "From 128 to 131,072 tokens", "short": "Short inputs", "throughput": "Whole batches"}
+    page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
+    titles = {"length": "Cost against length", "short": "Short inputs", "throughput": "Whole batches"}
     for part, title in titles.items():
         if any(row["part"] == part for row in rows):
             page += [f"## {title}", "", measured(rows, part)]
