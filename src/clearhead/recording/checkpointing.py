@@ -26,7 +26,11 @@ def layers_again(layers: Iterable[nn.Module], again: Callable[[], AbstractContex
         # a cache would be filled twice
         args = tuple(None if isinstance(part, Cache) else part for part in args)
         named = {name: None if isinstance(part, Cache) else part for name, part in named.items()}
-        how = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: (nullcontext(), again())}
+        how: dict[str, Any] = {
+            "use_reentrant": False,
+            "preserve_rng_state": False,
+            "context_fn": lambda: (nullcontext(), again()),
+        }
         return checkpoint(forward, *args, **how, **named)
 
     try:
