@@ -17,14 +17,14 @@ from clearhead.joint import AnyExplanation
 from clearhead.show import pictures, recipe, wording
 from clearhead.show.colours import largest
 from clearhead.show.layout import lines, name, shape
-from clearhead.show.packing import LARGEST, packed
+from clearhead.show.packing import EXACT, LARGEST, packed
 from clearhead.units import Units
 
 VERSION = 1
 #: How many moments of a sound are drawn beside one another.
 MOMENTS = 400
-#: Arrays of an explanation that are packed, and so left out of its JSON form.
-_PACKED = ("matrix", "per_layer", "per_head", "factors")
+#: Arrays that are left out of the JSON form, because they are packed; a small matrix stays, as steps need theirs.
+_PACKED = ("per_layer", "per_head", "factors")
 
 Document = dict[str, Any]
 
@@ -232,7 +232,8 @@ def _card(explanation: AnyExplanation, title: str) -> Document:
 def _without_arrays(form: Document) -> Document:
     if "parts" in form:
         return {**form, "parts": {stream: _without_arrays(part) for stream, part in form["parts"].items()}}
-    return {key: value for key, value in form.items() if key not in _PACKED}
+    large = ("matrix",) if len(form.get("matrix", ())) * len(form["scores"]) > EXACT else ()
+    return {key: value for key, value in form.items() if key not in (*_PACKED, *large)}
 
 
 def name_lines(code: str) -> str:
@@ -281,7 +282,8 @@ def _agreement(comparison: Comparison) -> list[Document]:
 def aggregate(found: Aggregate) -> Document:
     """Global bars over many inputs."""
     rows = [[name(what), score, count] for what, score, count in found.rows]
-    return view("aggregate", by=found.by, how=found.how, rows=plain(rows))
+    heading = f"{'Summed' if found.how == 'sum' else 'Mean'} scores by {found.by}"
+    return view("aggregate", heading=heading, rows=plain(rows))
 
 
 def probe(found: Any) -> Document:
@@ -300,7 +302,7 @@ def probe(found: Any) -> Document:
     settings = [[name(str(key)), name(str(value))] for key, value in found.settings.items()]
     return view(
         "probe",
-        probe=name(found.probe),
+        heading=name(found.probe),
         model=name(found.model),
         settings=settings,
         inputs=len(found.lines),

@@ -43,9 +43,10 @@ def page(given: Any, title: str | None = None, evidence: Collection[int] | None 
     return alone(documents.whole_page(parts, name(heading), " · ".join(["clearhead", *models]), foot))
 
 
-def page_of(result: Any, title: str, **options: Any) -> str:
+def page_of(result: Any, title: str | None = None, **options: Any) -> str:
     """A whole page of one result of any kind: attention, an aggregate, a probe."""
-    return alone(documents.whole_page([document(result, **options)], name(title)))
+    made = document(result, **options)
+    return alone(documents.whole_page([made], name(title or made["heading"])))
 
 
 def alone(given: Document) -> str:

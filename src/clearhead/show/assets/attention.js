@@ -7,7 +7,6 @@ import { cursor, hush, tell } from "./tip.js";
 
 const weightOf = (byte) => (byte / 255) ** 2;
 const said = (weight) => number(weight, 2);
-const ROOT = Float32Array.from({ length: 256 }, (_, byte) => byte / 255);
 
 export const attention = (document_, options = {}) => {
   const { tokens, patterns, tiles, size } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
@@ -32,7 +31,7 @@ export const attention = (document_, options = {}) => {
     ...(document_.beside ? [["on average over others", document_.beside[layer][head]]] : [])], show);
   show(state.layer, 0);
   return h("section", { class: "ch-input ch-attention" },
-    options.head !== false && h("h2", null, `What it attends to: ${document_.prediction}`),
+    options.head !== false && h("h2", null, document_.heading),
     h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${tokens.length} units · the row of ${tokens[document_.row]} is read`),
     h("div", { class: "ch-panels" },
       h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top. Choose a head to look at it."), overview),
@@ -44,41 +43,45 @@ export const attention = (document_, options = {}) => {
 
 // Small maps side by side on one canvas, the deepest layer on top.
 const everyHead = (layers, heads, size, tileOf, told, choose) => {
-  const edge = Math.max(18, Math.min(56, Math.floor(520 / Math.max(heads, layers)))), gap = 4, left = 22, top = 16;
+  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(390 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
   const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `A map for each of ${layers} × ${heads} heads` });
-  let chosen = [layers - 1, 0], pointed = null, drawn = [];
+  let chosen = [layers - 1, 0], pointed = null, sheet = null;
   const corner = (layer, head) => [left + head * (edge + gap), top + (layers - 1 - layer) * (edge + gap)];
-  const draw = (fresh) => {
-    const dark = isDark(canvas), scale = Math.max(1, devicePixelRatio * 1.5);
-    canvas.width = width * scale;
-    canvas.height = height * scale;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const context = canvas.getContext("2d");
+  const scale = Math.max(1, devicePixelRatio * 1.5);
+  // All maps, drawn once; frames come over them.
+  const maps = () => {
+    const made = h("canvas", { width: width * scale, height: height * scale }), context = made.getContext("2d"), dark = isDark(canvas);
     context.scale(scale, scale);
     context.imageSmoothingEnabled = size > edge;
     context.font = "11px ui-sans-serif, system-ui, sans-serif";
     context.fillStyle = styled(canvas.parentElement, "--soft");
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const rule = styled(canvas.parentElement, "--rule"), accent = styled(canvas.parentElement, "--accent"), ink = styled(canvas.parentElement, "--ink");
+    context.strokeStyle = styled(canvas.parentElement, "--rule");
     for (let head = 0; head < heads; head++) context.fillText(head, left + head * (edge + gap) + edge / 2, 8);
     for (let layer = 0; layer < layers; layer++) {
-      context.fillStyle = styled(canvas.parentElement, "--soft");
       context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
       for (let head = 0; head < heads; head++) {
-        const at = corner(layer, head), place = layer * heads + head;
-        if (fresh || !drawn[place]) drawn[place] = cells(Array.from(tileOf(layer, head), (byte) => ROOT[byte]), size, size, 1, dark, true);
-        context.drawImage(drawn[place], ...at, edge, edge);
-        context.strokeStyle = rule;
-        context.lineWidth = 1;
+        const at = corner(layer, head);
+        context.drawImage(cells(tileOf(layer, head), size, size, 255, dark, true), ...at, edge, edge);
         context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
       }
     }
-    for (const [place, colour, line] of [[pointed, ink, 1.5], [chosen, accent, 2.5]]) {
+    return made;
+  };
+  const draw = (fresh) => {
+    if (fresh || !sheet) sheet = maps();
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = canvas.getContext("2d");
+    context.drawImage(sheet, 0, 0);
+    context.scale(scale, scale);
+    for (const [place, colour, line] of [[pointed, "--ink", 1.5], [chosen, "--accent", 2.5]]) {
       if (!place) continue;
-      context.strokeStyle = colour;
+      context.strokeStyle = styled(canvas.parentElement, colour);
       context.lineWidth = line;
       const [x, y] = corner(...place);
       context.strokeRect(x - 1, y - 1, edge + 2, edge + 2);
@@ -117,11 +120,11 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
   };
   const map = () => {
     if (whole) {
-      return matrix({ rows: tokens, columns: tokens, values: Float32Array.from(whole, (byte) => ROOT[byte]), full: 1, weights: true, square: true, largest: 22, room: 560, table: false,
+      return matrix({ rows: tokens, columns: tokens, values: whole, full: 255, weights: true, square: true, largest: 22, room: 560, table: false,
         label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${tokens[key]}`, said(weightOf(whole[query * n + key]))]] });
     }
     const start = (block) => Math.floor(block * n / size), names = Array.from({ length: size }, (_, block) => `${start(block)} ${tokens[start(block)]} …`);
-    return h("div", null, matrix({ rows: names, columns: names, values: Float32Array.from(pooled, (byte) => ROOT[byte]), full: 1, weights: true, square: true, room: 560, largest: 6, table: false,
+    return h("div", null, matrix({ rows: names, columns: names, values: pooled, full: 255, weights: true, square: true, room: 560, largest: 6, table: false,
       label: "Attention, blocks of units", told: (query, key) => [[`${names[query]} → ${names[key]}`, `at most ${said(weightOf(pooled[query * size + key]))}`]] }),
     h("p", { class: "ch-note" }, `Summarised: ${n} units in ${size} blocks, the largest weight of each.`));
   };

@@ -89,13 +89,14 @@ const drawStream = (document_, card, stream, state, point, titled, choose, rende
   if (scale.evidence?.length) notes.push("dotted line: what people marked");
   const level = stream.words && choice("Units", ["Tokens", "Words"], state.words ? 1 : 0, (words) => { state.words = words === 1; render(); });
   const place = drawPlace(document_, stream, scale, own, part, state, told, point);
+  const key = legend(scale, own.signed, notes), best = bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6));
+  const beside = stream.shape === "grid" || stream.shape === "boxes";
   return [
     titled && h("h4", null, stream.title),
     level,
-    place,
-    legend(scale, own.signed, notes),
+    beside ? h("div", { class: "ch-beside" }, h("div", null, place, key), best) : [place, key],
     steps(document_, card, stream, state, choose),
-    bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6)),
+    !beside && best,
   ];
 };
 
