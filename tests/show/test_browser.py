@@ -17,7 +17,7 @@ from clearhead.show.documents import document, view
 from clearhead.show.layout import name
 from tests.show.conftest import NASTY, made
 from tests.show.streams import every
-from tests.show.test_documents import attended
+from tests.show.test_documents import attended, spread
 from tests.show.test_streams import stepped
 
 pytestmark = pytest.mark.browser
@@ -200,7 +200,7 @@ class TestText:
         for place, part in enumerate(both.parts.values()):
             page.locator(".ch-stream").nth(place).locator(".ch-u").nth(1).hover()
             assert part.matrix is not None
-            assert wording.number(float(np.float32(part.matrix[1, 1])), 4)[:6] in page.locator(".ch-tip").inner_text()
+            assert wording.number(float(np.float32(part.matrix[1, 1])), 5) in page.locator(".ch-tip").inner_text()
         assert page.locator('.ch-chip[aria-pressed="true"]').count() == 1
         page.locator(".ch-chip").nth(1).click()
         assert page.locator('.ch-chip[aria-pressed="true"]').count() == 0
@@ -261,10 +261,7 @@ class TestAttention:
         assert page.get_by_role("img", name="Layered graph").count() == 1 and page.said == []
 
     def test_five_hundred_tokens_and_every_head_are_smooth(self, opened: Open) -> None:
-        found = attended(512, 1, 1)
-        found.attention = np.broadcast_to(found.attention, (12, 12, 512, 512))
-        found.by_depth = {kind: np.repeat(rows, 12, 0) for kind, rows in found.by_depth.items()}
-        page = opened(html.page_of(found))
+        page = opened(html.page_of(spread(attended(512, 1, 1))))
         moved = """async () => {
           const frame = document.querySelector('[aria-label^="Heads"]'), times = [];
           for (const key of [...Array(10).fill("ArrowRight"), ...Array(10).fill("ArrowDown")]) {

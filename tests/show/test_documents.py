@@ -45,6 +45,15 @@ def attended(n: int, layers: int = 2, heads: int = 3, sharp: float = 4.0) -> Att
     return AttentionView("some/model", names, 0, "yes", weights, depths, looks)
 
 
+def spread(found: AttentionView, layers: int = 12, heads: int = 12) -> AttentionView:
+    """One map as if it were that of every head: what a page costs depends on shapes alone, and memory is dear."""
+    n = len(found.tokens)
+    found.attention = np.broadcast_to(found.attention, (layers, heads, n, n))
+    found.by_depth = {kind: np.repeat(rows, layers, 0) for kind, rows in found.by_depth.items()}
+    found.looks = {kind: np.broadcast_to(part, (layers, heads)) for kind, part in found.looks.items()}
+    return found
+
+
 class TestInput:
     def test_the_pieces_are_the_text(self, text: dict[str, Explanation]) -> None:
         explanation = text["generic"]
@@ -187,10 +196,7 @@ class TestAttention:
         assert pooled(maps, 12) is maps
 
     def test_a_thousand_tokens_and_every_head_stay_below_three_megabytes(self) -> None:
-        found = attended(1000, 1, 2)
-        # The same two maps seen as 12 × 12: the size of a page depends on shapes alone, and memory is not for tests.
-        found.attention = np.broadcast_to(found.attention[:, :1], (12, 12, 1000, 1000))
-        found.by_depth = {kind: np.repeat(rows, 12, 0) for kind, rows in found.by_depth.items()}
+        found = spread(attended(1000, 1, 1))
         given = document(found, inline=False)
         assert given["size"] ** 2 * 144 <= BUDGET and len(given["links"][0][0]["weights"]["data"]) >= LINKS
         assert len(given["graph"]["units"]) == 40 and given["graph"]["of"] == 1000
