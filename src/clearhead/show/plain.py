@@ -62,7 +62,7 @@ def _curves(given: Document) -> Markup:
     lines = given["lines"]
     heads = ["", *(line["name"] for line in lines)]
     points = [[at, *(line["y"][place] for line in lines)] for place, at in enumerate(lines[0]["x"])]
-    return _table(given["title"], [heads, *([wording.number(value, 3) for value in row] for row in points)])
+    return _table(given.get("title", ""), [heads, *([wording.number(value, 3) for value in row] for row in points)])
 
 
 def _intervals(given: Document) -> Markup:
@@ -71,6 +71,26 @@ def _intervals(given: Document) -> Markup:
 
 def _figures(row: Document) -> list[str]:
     return [*(wording.number(row[key], 3) for key in ("mean", "low", "high")), row.get("meaning", "")]
+
+
+def _section(given: Document) -> Markup:
+    note = tag("p", given["note"]) if given.get("note") else None
+    parts = (plain_form(part) for part in (*given["parts"], *given["more"]))
+    return tag("section", tag("h2", given["heading"]), note, *parts)
+
+
+def _panel(given: Document) -> Markup:
+    return joined(tag("h3", given["title"]), *(plain_form(part) for part in given["parts"]))
+
+
+def _ranking(given: Document) -> Markup:
+    rows = [[row["name"], *("–" if cell is None else _ranked(cell) for cell in row["cells"])] for row in given["rows"]]
+    return _table(given["title"], [["method", *given["columns"]], *rows])
+
+
+def _ranked(cell: Document) -> str:
+    mean, low, high = cell["said"]
+    return f"{mean} [{low}, {high}], rank {cell['rank']}"
 
 
 def _table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:
@@ -91,5 +111,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "probe": _probe,
     "curves": _curves,
     "intervals": _intervals,
-    "table": lambda given: _table(given["caption"], [given["heads"], *given["rows"]]),
+    "table": lambda given: _table(given.get("title", ""), [given["heads"], *given["rows"]]),
+    "section": _section,
+    "panel": _panel,
+    "ranking": _ranking,
 }

@@ -3,6 +3,7 @@ import { h, choice, unpacked } from "./dom.js";
 import { number, short } from "./format.js";
 import { isDark, styled, whenColoursChange } from "./colour.js";
 import { cells, matrix } from "./matrix.js";
+import { links } from "./links.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const weightOf = (byte) => (byte / 255) ** 2;
@@ -116,7 +117,7 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
   const average = beside ? `; on average ${beside[layer][head]}` : "";
   const show = (way) => {
     state.way = way;
-    box.replaceChildren(way === 0 ? map() : links(document_, layer, head, whole));
+    box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
   };
   const map = () => {
     if (whole) {
@@ -133,61 +134,16 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
     choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box];
 };
 
-// Two columns of units, who looks at the left and what is looked at at the right; the stronger, the thicker.
-const links = (document_, layer, head, whole) => {
-  const { tokens } = document_, n = tokens.length, step = n <= 40 ? 22 : 15, WIDE = 180, HIGH = n * step;
-  const every = whole ? Array.from({ length: n }, (_, query) => strongestOf(whole.subarray(query * n, (query + 1) * n), query, n <= 80 ? n : 4)).flat() : kept(document_.links[layer][head]);
-  const canvas = h("canvas", { class: "ch-canvas", "aria-hidden": "true" });
-  let own = null;
-  const draw = () => {
-    const scale = Math.min(Math.max(1, devicePixelRatio), 15000 / HIGH), blue = styled(canvas.parentElement, "--link");
-    canvas.width = WIDE * scale;
-    canvas.height = HIGH * scale;
-    canvas.style.width = `${WIDE}px`;
-    canvas.style.height = `${HIGH}px`;
-    const context = canvas.getContext("2d");
-    context.scale(scale, scale);
-    context.strokeStyle = blue;
-    const shown = own === null ? every : whole && own[0] === 0 ? strongestOf(whole.subarray(own[1] * n, (own[1] + 1) * n), own[1], n) : every.filter((link) => link[own[0]] === own[1]);
-    for (const [query, key, weight] of shown) {
-      if (weight < 0.01) continue;
-      context.globalAlpha = Math.min(1, 0.05 + weight);
-      context.lineWidth = 0.6 + 2.4 * weight;
-      context.beginPath();
-      context.moveTo(0, (query + 0.5) * step);
-      context.bezierCurveTo(WIDE / 2, (query + 0.5) * step, WIDE / 2, (key + 0.5) * step, WIDE, (key + 0.5) * step);
-      context.stroke();
-    }
-  };
-  const told = (side, unit) => {
-    const best = every.filter((link) => link[side] === unit).sort((a, b) => b[2] - a[2]).slice(0, 5);
-    return [[`${tokens[unit]} ${side === 0 ? "looks at" : "is looked at by"}`, ""], ...best.map((link) => [tokens[link[1 - side]], said(link[2])])];
-  };
-  const column = (side) => {
-    const items = tokens.map((token, unit) => h("li", { "data-unit": unit, style: { height: `${step}px` } }, h("bdi", null, short(token, 16))));
-    const list = h("ol", { class: "ch-ends", tabindex: 0, "aria-label": side === 0 ? "Units that look" : "Units that are looked at" }, items);
-    const show = (unit, aloud) => {
-      own = [side, unit];
-      items.forEach((item, place) => item.classList.toggle("ch-on", place === unit));
-      draw();
-      tell(list, told(side, unit), items[unit].getBoundingClientRect(), aloud);
-      if (aloud) items[unit].scrollIntoView({ block: "nearest" });
-    };
-    const leave = () => { own = null; items.forEach((item) => item.classList.remove("ch-on")); draw(); hush(list); };
-    const moveTo = cursor(list, () => [1, n], (_, unit) => show(unit, true), leave);
-    list.addEventListener("pointerover", (event) => { const unit = event.target.closest("li")?.dataset.unit; if (unit !== undefined) { show(Number(unit)); moveTo(0, Number(unit)); } });
-    list.addEventListener("pointerleave", leave);
-    return list;
-  };
-  const frame = h("div", { class: "ch-scroll ch-links", tabindex: 0, role: "region", "aria-label": "Links of this head" }, column(0), canvas, column(1));
-  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
-  seen.observe(frame);
-  whenColoursChange(canvas, draw);
-  return h("div", null, h("p", { class: "ch-note" }, whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`), frame);
+// A head's links: every one of a short input, the strongest of a long one.
+const linksOf = (document_, layer, head, whole) => {
+  const { tokens } = document_, n = tokens.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
+  const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
+  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`;
+  return h("div", null, h("p", { class: "ch-note" }, note),
+    links({ left: tokens, right: tokens, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
 };
 
-const strongestOf = (row, query, count) =>
-  Array.from(row, (byte, key) => [query, key, weightOf(byte)]).sort((a, b) => b[2] - a[2]).slice(0, count);
+const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
 
 const kept = ({ ends, weights }) => {
   const pairs = unpacked(ends);

@@ -36,7 +36,14 @@ export const intervals = ({ caption, rows }) => {
       h("td", { class: "ch-note" }, row.meaning))))));
 };
 
-export const table = ({ caption, heads, rows }) => scrolled(caption, h("table", { class: "ch-figures" }, h("caption", null, caption),
+// Methods by rank: means on the scale of their column, with their intervals.
+export const ranking = ({ title, columns, ends, rows }) => scrolled(title, h("table", { class: "ch-figures" },
+  h("thead", null, h("tr", null, ["method", ...columns].map((head) => h("th", { scope: "col" }, head)))),
+  h("tbody", null, rows.map(({ name, control, cells }) => h("tr", { class: control && "ch-control" }, h("th", { scope: "row" }, name),
+    cells.map((cell, column) => h("td", null, cell === null ? "–" : [whisker(cell, ...ends[column]), ` ${cell.said[0]} `,
+      h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), h("b", { title: "rank" }, cell.rank)])))))));
+
+export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
   h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),
   h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell) => h("td", null, cell)))))));
 
