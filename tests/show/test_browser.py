@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clearhead import Comparison, Explanation, aggregate
-from clearhead.show import bundle, html, wording
+from clearhead.show import bundle, documents, html, wording
 from clearhead.show.documents import document, view
 from clearhead.show.layout import name
 from tests.show.conftest import NASTY, made
@@ -242,6 +242,15 @@ class TestPictures:
         assert left == pytest.approx(100 * regions.units.boxes[0][0], abs=0.01)
 
 
+def test_a_word_lights_up_the_regions_that_it_looks_at(opened: Open) -> None:
+    joint = every()["text and regions"]
+    page = opened(linked(joint))
+    page.locator(".ch-ends").first.locator("li").nth(2).hover()
+    weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
+    lit = page.locator(".ch-lit").evaluate_all("(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))")
+    assert lit == pytest.approx((weights[2] / weights.max()).tolist(), rel=1e-5)
+
+
 class TestAttention:
     def test_heads_matrix_and_links(self, opened: Open) -> None:
         found = attended(9)
@@ -275,6 +284,20 @@ class TestAttention:
         assert "512 units in 91 blocks" in page.locator(".ch-head-of").inner_text()
 
 
+def linked(joint: Any) -> str:
+    weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
+    return html.alone(documents.whole_page([document(joint, links=documents.Links("text", "regions", weights))], "Why?"))
+
+
+def ranked() -> dict[str, Any]:
+    """What a report of a benchmark is made of."""
+    cell = {"mean": 0.2, "low": 0.1, "high": 0.3, "said": ["0.200", "0.100", "0.300"], "rank": "1"}
+    rows = [{"name": "generic", "control": False, "cells": [cell, None]}]
+    table = view("ranking", title="aopc", columns=["a (4 examples)", "b"], ends=[[0, 0.4], [0, 1]], rows=rows)
+    folded = view("table", title="Settings", heads=["setting", "value"], rows=[["fill", "mask"]])
+    return documents.whole_page([view("section", heading="perturb", parts=[table, folded], more=[folded])], "Report")
+
+
 def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict[str, str]:
     """A page of every view."""
     results = every()
@@ -289,12 +312,14 @@ def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict
         "picture": html.page([image["generic"]]),
         "objects": html.page([results["objects"]]),
         "regions": html.page([results["text and regions"]]),
+        "links": linked(results["text and regions"]),
+        "report": html.alone(ranked()),
         "answer": html.page([results["source and prefix"]]),
         "sound": html.page([results["sound"]]),
         "adding": html.page([adding]),
         "attention": html.page_of(attended(9)),
         "global": html.page_of(aggregate([text["generic"]])),
-        "curves": html.alone(html.documents.whole_page([curves], "Curves")),
+        "curves": html.alone(documents.whole_page([curves], "Curves")),
     }
 
 

@@ -71,8 +71,9 @@ def _full(rows: Float[np.ndarray, "layer unit"]) -> float:
 
 def _strongest(weights: Float[np.ndarray, "query key"]) -> Document:
     """The strongest links of one head: where from, where to, how strong."""
-    chosen = np.argsort(-weights, axis=None, kind="stable")[: min(LINKS, weights.size)]
-    query, key = np.unravel_index(chosen, weights.shape)
+    flat = weights.ravel()
+    most = np.argpartition(flat, -LINKS)[-LINKS:]  # maps are pooled only where they have far more weights than this
+    query, key = np.unravel_index(most[np.lexsort((most, -flat[most]))], weights.shape)
     ends: Int[np.ndarray, "link 2"] = np.stack([query, key], 1).astype("<u2")
     strengths: UInt8[np.ndarray, "link"] = quantised(weights[query, key])
     return {"ends": {**tiles(ends.view(np.uint8)), "type": "u2", "shape": list(ends.shape)}, "weights": tiles(strengths)}
