@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from clearhead import Comparison, Explanation, InputError, JointExplanation, aggregate, from_dict
+from clearhead.bench.statistics import Interval
 from clearhead.probes.patterns import READINGS
 from clearhead.probes.results import Finding, ProbeResult
 from clearhead.probes.viewing import AttentionView
 from clearhead.show import wording
 from clearhead.show.attention import BUDGET, LINKS, pooled, tile
-from clearhead.show.documents import Links, document, labelled, whole_page
+from clearhead.show.documents import document, labelled, whole_page
 from clearhead.show.html import alone
 from clearhead.show.layout import name
+from clearhead.show.linking import Links
 from clearhead.show.packing import EXACT, packed
-from clearhead.bench.statistics import Interval
 from tests import joint_models
 from tests.show.conftest import made
 from tests.show.streams import STEPS, TEXT, every, frames

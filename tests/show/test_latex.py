@@ -37,7 +37,7 @@ def test_each_unit_has_its_colour(text: dict[str, Explanation]) -> None:
 
 
 def test_no_text_is_a_command(nasty: Explanation) -> None:
-    for sign in NASTY + ["\\input{/etc/passwd}", "a--b ``c''", "^^41"]:
+    for sign in (*NASTY, "\\input{/etc/passwd}", "a--b ``c''", "^^41"):
         left = re.sub(r"\\text\w+\{\}|\\[{}$&#%_]|-\{\}", "", escaped(sign))
         assert not set(left) & set("\\{}$&#%_^~")
     assert "\\input" not in made(["\\input{x}"], [1.0]).latex()

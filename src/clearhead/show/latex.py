@@ -71,7 +71,9 @@ def _piece(piece: Piece, level: int | None, special: bool) -> str:
 
 def _spaced(text: str) -> str:
     """What lies between units; a line break of the text is one in the paper."""
-    return "".join(_BREAK if "\n" in part else _SPACE if part.isspace() else escaped(part) for part in _RUNS.findall(text))
+    return "".join(
+        _BREAK if "\n" in part else _SPACE if part.isspace() else escaped(part) for part in _RUNS.findall(text)
+    )
 
 
 def escaped(text: str) -> str:
