@@ -15,12 +15,10 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 
 
-def begin(*lines: str, imports: str = "") -> str:
+def begin(*lines: str, others: tuple[str, ...] = (), ours: tuple[str, ...] = ()) -> str:
     """The first cell: imports, and no progress bars, since the models are small and here already."""
-    head = ["import clearhead", *([imports] if imports.startswith("import s") else []), "import transformers"]
-    if imports.startswith("from"):
-        head += [imports]
-    return "\n".join([*head, "", "transformers.logging.disable_progress_bar()", *lines])
+    imports = [*others, "import transformers", "", "import clearhead", *ours]
+    return "\n".join([*imports, "", "transformers.logging.disable_progress_bar()", *lines])
 
 
 #: By name: a title, what there is to see, and cells. A cell that begins with "#" and a space is text.
@@ -41,7 +39,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
             'ex = clearhead.load("zoo:pets")',
             "e = ex.explain(skimage.data.chelsea())",
             "e",
-            imports="import skimage.data",
+            others=("import skimage.data",),
         ),
         "# The strongest patches by row and column, and how many pixels stand out.",
         "e.top(3), int(e.mask().sum())",
@@ -52,7 +50,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
             'ex = clearhead.load("zoo:pets-clip")',
             'e = ex.explain(text="a photo of a cat", image=skimage.data.chelsea())',
             "e",
-            imports="import skimage.data",
+            others=("import skimage.data",),
         ),
         '# Each stream is an explanation of its own: `e["text"]` and `e["image"]`.',
         'e["text"].words().top(3), e["image"].heat_map().shape',
@@ -64,7 +62,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
             'given = examples.example("shapes-vqa", 3)',
             "e = ex.explain(**given)",
             "e",
-            imports="from clearhead_zoo import examples",
+            ours=("from clearhead_zoo import examples",),
         ),
         "# The words and the regions that matter most.",
         'given["text"], e.prediction["label"], e["text"].top(2), e["regions"].top(2)',
@@ -75,7 +73,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
             'ex = clearhead.load("zoo:shapes-detr")',
             'e = ex.explain(examples.example("shapes-detr", 3)["image"])',
             "e",
-            imports="from clearhead_zoo import examples",
+            ours=("from clearhead_zoo import examples",),
         ),
         "# One object alone is a step.",
         'e.steps, e["image"].step(0).top(2)',

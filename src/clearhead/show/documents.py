@@ -180,21 +180,16 @@ def _stream(explanation: Explanation, evidence: Collection[int] | None = None) -
         "title": name(units.stream).capitalize(),
         "input": True,
         "shape": shape(explanation),
-        **_names(units),
+        "labels": [wording.unit_label(explanation, place) for place in range(len(units))],
     }
-    made["labels"] = [wording.unit_label(explanation, place) for place in range(len(units))]
     if made["shape"] == "grid":
         made["size"] = list(reversed(pictures.size(explanation)))  # width, height
-    if made["shape"] in ("text", "list"):
+    if made["shape"] == "text":
+        made |= {"lines": _lines(units), "as_written": units.offsets is not None, "words": _words(units)}
         made["inside"] = {str(place): word for place, word in wording.words_of(explanation).items()}
-        made["words"] = _words(units)
     if evidence:
         made["evidence"] = sorted({int(place) for place in evidence if 0 <= place < len(units)})
     return made
-
-
-def _names(units: Units) -> Document:
-    return {"lines": _lines(units), "as_written": units.offsets is not None} if units.grid is None else {}
 
 
 def _words(units: Units) -> Document | None:
