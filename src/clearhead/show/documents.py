@@ -5,6 +5,7 @@ pointer are the renderer's (`assets/`). No score is computed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from clearhead.aggregation import Aggregate
 from clearhead.comparison import Comparison
 from clearhead.errors import InputError
 from clearhead.explanation import Explanation, plain
-from clearhead.joint import AnyExplanation
+from clearhead.joint import AnyExplanation, JointExplanation
 from clearhead.show import pictures, recipe, wording
 from clearhead.show.colours import largest
 from clearhead.show.layout import lines, name, shape
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 VERSION = 1
 #: How many moments of a sound are drawn beside one another.
 MOMENTS = 400
-#: Arrays that are left out of the JSON form, because they are packed; a small matrix stays, as steps need theirs.
-_PACKED = ("per_layer", "per_head", "factors")
 
 Document = dict[str, Any]
 
@@ -227,7 +226,7 @@ def _card(explanation: AnyExplanation, title: str) -> Document:
         "title": title,
         "method": name(explanation.method),
         "citation": wording.method_line(explanation),
-        "explanation": _without_arrays(explanation.to_dict(short=True)),
+        "explanation": _light(explanation).to_dict(short=True),
         "steps": steps,
         "streams": {stream: _scored(part) for stream, part in explanation.parts.items()},
         "force": _force(explanation),
@@ -236,11 +235,16 @@ def _card(explanation: AnyExplanation, title: str) -> Document:
     }
 
 
-def _without_arrays(form: Document) -> Document:
-    if "parts" in form:
-        return {**form, "parts": {stream: _without_arrays(part) for stream, part in form["parts"].items()}}
-    large = ("matrix",) if len(form.get("matrix", ())) * len(form["scores"]) > EXACT else ()
-    return {key: value for key, value in form.items() if key not in (*_PACKED, *large)}
+def _light(explanation: AnyExplanation) -> AnyExplanation:
+    """Without the arrays that are packed beside it; a small matrix stays, as steps need theirs."""
+    if isinstance(explanation, JointExplanation):
+        return JointExplanation({stream: _lighter(part) for stream, part in explanation.parts.items()})
+    return _lighter(explanation)
+
+
+def _lighter(part: Explanation) -> Explanation:
+    large = part.matrix is not None and part.matrix.size > EXACT
+    return replace(part, per_layer=None, per_head=None, factors=None, matrix=None if large else part.matrix)
 
 
 def name_lines(code: str) -> str:
