@@ -64,10 +64,9 @@ class Sheet:
 
     def axes(self, width: float, height: float, explanation: Explanation) -> tuple[FigureBase, Axes]:
         if self.given is not None:
-            figure, axes = self.given.figure, self.given
-        else:
-            figure = self.titled(max(width, 5.0), height + 0.3, explanation)
-            axes = figure.subplots()
+            return self.given.figure, self.given
+        figure = self.titled(max(width, 5.0), height + 0.3, explanation)
+        axes = figure.subplots()
         axes.tick_params(labelsize=8, colors=_INK)
         return figure, axes
 
