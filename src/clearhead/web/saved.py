@@ -1,0 +1,109 @@
+"""Explanations that come from outside: a saved file that is looked at, and results that are written to a file."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.errors import InputError
+from clearhead.explanation import from_dict
+from clearhead.explanation import load as open_file
+from clearhead.joint import JointExplanation
+from clearhead.web.asking import Shown
+from clearhead.web.limits import Limits
+from clearhead.web.pictures import as_url, pixels_of
+
+if TYPE_CHECKING:
+    from clearhead.joint import AnyExplanation
+
+
+def explanations_in(content: bytes, limits: Limits) -> "list[AnyExplanation]":
+    """What a saved file holds: safetensors, or the JSON form of one explanation or several."""
+    if not content:
+        raise InputError("the file is empty")
+    if content.lstrip()[:1] in (b"{", b"["):
+        return _from_json(content, limits)
+    with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
+        path = Path(folder) / "opened.safetensors"  # a name of ours: none from a request is ever opened
+        path.write_bytes(content)
+        try:
+            found: AnyExplanation = open_file(path)
+        except InputError as problem:
+            raise InputError(str(problem).replace(repr(str(path)), "the file")) from None
+    if found.picture is not None and found.picture.shape[0] * found.picture.shape[1] > limits.pixels:
+        raise InputError(f"the picture in the file is too large: {limits.pixels:,} pixels are the most that is taken")
+    return [found]
+
+
+def _from_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        raise InputError("the file looks like JSON, but is damaged") from None
+    if isinstance(data, dict) and data.get("schema") == "clearhead/shown":  # what the page itself keeps
+        try:
+            return explanations_of(Shown(explanations=data.get("explanations"), picture=data.get("picture")), limits)
+        except ValueError as problem:
+            raise problem if isinstance(problem, InputError) else InputError("the file is damaged") from None
+    if isinstance(data, dict) and data.get("schema") == "clearhead/comparison":
+        data = list(data["explanations"].values()) if isinstance(data.get("explanations"), dict) else []
+    return [_explanation(one) for one in _bounded(data if isinstance(data, list) else [data], limits)]
+
+
+def explanations_of(shown: Shown, limits: Limits) -> "list[AnyExplanation]":
+    """The results that a page sends back, with the picture that they are about."""
+    picture = pixels_of(shown.picture, limits)
+    made = [_explanation(one) for one in _bounded(shown.explanations, limits)]
+    return made if picture is None else [_with_picture(one, picture) for one in made]
+
+
+def _bounded(given: Sequence[Any], limits: Limits) -> Sequence[Any]:
+    if not 0 < len(given) <= limits.explanations:
+        raise InputError(f"{len(given)} explanations were given: between 1 and {limits.explanations} can be shown")
+    return given
+
+
+def _explanation(data: Any) -> "AnyExplanation":
+    try:
+        made: AnyExplanation = from_dict(data)
+    except (RecursionError, OverflowError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        raise InputError("this is not an explanation that clearhead wrote") from None
+    return made
+
+
+def _with_picture(one: "AnyExplanation", picture: Any) -> "AnyExplanation":
+    if isinstance(one, JointExplanation):
+        parts = {stream: _on_grid(part, picture) for stream, part in one.parts.items()}
+        return JointExplanation(parts)
+    return _on_grid(one, picture)
+
+
+def _on_grid(part: Any, picture: Any) -> Any:
+    has_places = part.units.grid is not None or part.units.boxes is not None
+    return replace(part, picture=picture) if has_places else part
+
+
+def sent(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
+    """The form in which explanations go to a page, and back."""
+    picture = next((one.picture for one in explanations if one.picture is not None), None)
+    return {
+        "explanations": [one.to_dict() for one in explanations],
+        "picture": None if picture is None else as_url(picture),
+    }
+
+
+def as_html(explanations: "Sequence[AnyExplanation]") -> bytes:
+    from clearhead.show.html import page
+
+    return page(explanations).encode("utf-8", "replace")
+
+
+def as_safetensors(explanations: "Sequence[AnyExplanation]") -> bytes:
+    if len(explanations) != 1:
+        raise InputError(f"a safetensors file holds one explanation, and there are {len(explanations)}: share a page")
+    with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
+        return explanations[0].save(Path(folder) / "saved.safetensors").read_bytes()
