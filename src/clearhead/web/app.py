@@ -12,12 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import clearhead
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, InputError
 from clearhead.show.documents import document
 from clearhead.web import saved
 from clearhead.web.answering import Answer, failed, invalid, json_of, refuse, turn_away
 from clearhead.web.asking import Ask, Input, Shared, Shown, check, inputs_of, picture_in
-from clearhead.web.explaining import Explaining
+from clearhead.web.explaining import Explaining, rehearse
 from clearhead.web.files import asset, page_file
 from clearhead.web.guard import Guard
 from clearhead.web.limits import Limits
@@ -74,6 +74,8 @@ class Site:
 
     @asynccontextmanager
     async def alive(self, app: FastAPI) -> AsyncIterator[None]:
+        first, *others = self.shelf.held.values()
+        self.queue.idle.extend([(first.name, partial(rehearse, first)), *((one.name, one.opened) for one in others)])
         self.queue.start()
         try:
             yield
@@ -107,10 +109,13 @@ class Site:
         """The models that may be asked for."""
         return json_of({"models": self.shelf.lines()})
 
-    async def model(self, request: Request, name: str) -> Response:
-        """What one model takes and says, and which methods can explain it, the cheapest first."""
+    async def model(self, request: Request, name: str, tried: bool = True) -> Response:
+        """What one model takes and says, and which methods can explain it, the cheapest first.
+
+        With `tried=false` no method is tried on it, and whether it applies is null where that is not known yet.
+        """
         held = self.shelf[name]
-        return await self._answer(request, name).computed(held, held.about, TRYING)
+        return await self._answer(request, name).computed(held, partial(held.about, tried), TRYING if tried else 1.0)
 
     async def explain(self, request: Request, ask: Ask) -> Response:
         """Explain one input; results come one JSON object a line, as they are ready, the cheapest method first.
@@ -134,9 +139,10 @@ class Site:
             from clearhead.probes import view
 
             ex = held.opened()
-            given = inputs_of(ask, ex.subject, picture)
-            only = next(iter(given.values())) if len(given) == 1 else given
-            return {"view": document(view(ex, only))}
+            if len(ex.subject.takes) > 1:
+                raise InputError(f"heads are shown for models that read one thing; {ask.model} takes several")
+            (given,) = inputs_of(ask, ex.subject, picture).values()
+            return {"view": document(view(ex, given))}
 
         return await self._answer(request, ask.model).computed(held, look, LOOKING)
 

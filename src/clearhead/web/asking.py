@@ -43,10 +43,10 @@ class Ask(Input):
 
 
 class Shown(Strict):
-    """Explanations in their JSON form, to be shown or written to a file again, and the picture that they are about."""
+    """Explanations in their JSON form, to be shown or written to a file again, and the pictures that they are about."""
 
     explanations: list[dict[str, Any]] = Field(min_length=1)
-    picture: str | None = None
+    pictures: list[str | None] = Field([], description="One for each explanation, or none at all.")
 
 
 class Shared(Shown):

@@ -86,6 +86,15 @@ def run(steps: Sequence[Step]) -> None:
             _explain(ex, group, methods)
 
 
+def rehearse(held: Held) -> None:
+    """Once through everything that an answer needs, so that the first who asks does not wait for imports."""
+    ex = held.opened()
+    held.about()
+    applies = [line["name"] for line in held.methods or () if line["applies"]][:2]
+    found = ex.explain(ex.subject.example(), method=applies)
+    document(Comparison(found))
+
+
 def _explain(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) -> None:
     """Together if that goes well; one by one if not, so that everyone is told what is wrong with their own."""
     for one in asked:

@@ -8,12 +8,12 @@ from starlette.exceptions import HTTPException
 
 from clearhead.show import bundle
 
-#: Name as asked for → its file and media type.
+#: Every file there is, and its media type.
 PAGE = {
     "index.html": "text/html",
     "page.css": "text/css",
     "icon.svg": "image/svg+xml",
-    **{name: "text/javascript" for name in ("page.js", "dom.js", "form.js", "talking.js", "results.js", "visit.js")},
+    **{name: "text/javascript" for name in ("page.js", "form.js", "talking.js", "results.js", "visit.js")},
 }
 
 

@@ -52,7 +52,7 @@ FORMS: dict[str, Any] = {
                     "required": ["explanations", "view"],
                     "properties": {
                         "explanations": {"type": "array", "items": _ONE},
-                        "picture": _PICTURE,
+                        "pictures": {"type": "array", "items": _PICTURE},
                         "view": {"type": "object"},
                     },
                 }

@@ -5,7 +5,7 @@ import io
 import re
 import warnings
 from base64 import b64decode, b64encode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
@@ -66,6 +66,6 @@ def as_url(picture: UInt8[np.ndarray, "height width 3"]) -> str:
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
-def pixels_of(sent: str | None, limits: Limits) -> Any:
+def pixels_of(sent: str, limits: Limits) -> UInt8[np.ndarray, "height width 3"]:
     """The array that `as_url` was made of."""
-    return None if sent is None else np.asarray(picture_of(sent, limits))
+    return np.asarray(picture_of(sent, limits))

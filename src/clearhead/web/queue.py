@@ -99,6 +99,8 @@ class Queue:
         self.pace = 0.5  # seconds from one job's end to the next one's, lately
         self._last_end = time.monotonic()
         self.threads: list[threading.Thread] = []
+        #: What may be done with a model while nobody waits, in one thread at a time.
+        self.idle: deque[tuple[str, Callable[[], object]]] = deque()
 
     def start(self) -> None:
         self.closed = False
@@ -140,13 +142,12 @@ class Queue:
     def _work(self) -> None:
         while True:
             with self.changed:
-                steps = self._take()
+                steps = self._take() or self._at_leisure()
                 while not steps:
                     if self.closed:
                         return
                     self.changed.wait(timeout=1.0)
-                    steps = self._take()
-            model = steps[0].job.model
+                    steps = self._take() or self._at_leisure()
             try:
                 steps[0].run(steps)
             except Stopped:
@@ -157,10 +158,22 @@ class Queue:
                     step.job.tell({"event": "problem", "message": said(problem)})
             finally:
                 with self.changed:
-                    self.busy.discard(model)
+                    self.busy.discard(steps[0].job.model)
                     self.running.difference_update(steps)
                     self._close_those_done()
                     self.changed.notify_all()
+
+    def _at_leisure(self) -> list[Step]:
+        """Something that nobody waits for; one worker at most is at such a thing."""
+        if not self.idle or self.closed or self.busy:
+            return []
+        model, work = self.idle.popleft()
+        self.busy.add(model)
+
+        def run(steps: Sequence[Step]) -> None:
+            work()
+
+        return [Step(Job(model, lambda event: None, math.inf), run, math.inf)]
 
     def _take(self) -> list[Step]:
         """The next step and, if others wait that are alike, those too."""

@@ -44,8 +44,8 @@ def _from_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
         raise InputError("the file looks like JSON, but is damaged") from None
     if isinstance(data, dict) and data.get("schema") == "clearhead/shown":  # what the page itself keeps
         try:
-            return explanations_of(Shown(explanations=data.get("explanations"), picture=data.get("picture")), limits)
-        except ValueError as problem:
+            return explanations_of(Shown(explanations=data["explanations"], pictures=data.get("pictures", [])), limits)
+        except (KeyError, ValueError) as problem:
             raise problem if isinstance(problem, InputError) else InputError("the file is damaged") from None
     if isinstance(data, dict) and data.get("schema") == "clearhead/comparison":
         data = list(data["explanations"].values()) if isinstance(data.get("explanations"), dict) else []
@@ -53,10 +53,13 @@ def _from_json(content: bytes, limits: Limits) -> "list[AnyExplanation]":
 
 
 def explanations_of(shown: Shown, limits: Limits) -> "list[AnyExplanation]":
-    """The results that a page sends back, with the picture that they are about."""
-    picture = pixels_of(shown.picture, limits)
+    """The results that a page sends back, with the pictures that they are about."""
     made = [_explanation(one) for one in _bounded(shown.explanations, limits)]
-    return made if picture is None else [_with_picture(one, picture) for one in made]
+    if shown.pictures and len(shown.pictures) != len(made):
+        raise InputError(f"{len(shown.pictures)} pictures for {len(made)} explanations: give one for each (or null)")
+    pictures = {sent: pixels_of(sent, limits) for sent in set(shown.pictures) if sent is not None}
+    named = zip(made, shown.pictures or [None] * len(made), strict=True)
+    return [one if sent is None else _with_picture(one, pictures[sent]) for one, sent in named]
 
 
 def _bounded(given: Sequence[Any], limits: Limits) -> Sequence[Any]:
@@ -89,11 +92,8 @@ def _on_grid(part: Any, picture: Any) -> Any:
 
 def sent(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
     """The form in which explanations go to a page, and back."""
-    picture = next((one.picture for one in explanations if one.picture is not None), None)
-    return {
-        "explanations": [one.to_dict() for one in explanations],
-        "picture": None if picture is None else as_url(picture),
-    }
+    pictures = [None if one.picture is None else as_url(one.picture) for one in explanations]
+    return {"explanations": [one.to_dict() for one in explanations], "pictures": pictures}
 
 
 def as_html(explanations: "Sequence[AnyExplanation]") -> bytes:

@@ -44,8 +44,10 @@ class Held:
         known = {key: self.card.get(key) for key in ("task", "summary", "figures") if self.card.get(key)}
         return {"name": self.name, **known, "open": self.explainer is not None}
 
-    def about(self) -> dict[str, Any]:
-        """What it takes, says, and can be explained by."""
+    def about(self, tried: bool = True) -> dict[str, Any]:
+        """What it takes, says, and can be explained by; whether a method applies is known once it was `tried`."""
+        from clearhead.subjects.answers import Answering
+
         subject = self.opened().subject
         words = subject.masked or not subject.labels
         return {
@@ -54,17 +56,17 @@ class Held:
             "kind": type(subject).__name__,
             "takes": list(subject.takes),
             "labels": None if words else [subject.labels[index] for index in sorted(subject.labels)],
+            "speaks": isinstance(subject, Answering),
             "scales": list(subject.scales),
             "sample": self._sample(),
             "examples": self._examples(),
-            "methods": self._methods(),
+            "methods": self._tried() if tried else self.methods or _untried(),
         }
 
-    def _methods(self) -> list[dict[str, Any]]:
+    def _tried(self) -> list[dict[str, Any]]:
         if self.methods is None:
             lines = {line.name: line for line in self.opened().methods()}
-            ordered = [name for group in in_order(list(lines)) for name in group]
-            self.methods = [_method(name, lines[name].applies, lines[name].why_not) for name in ordered]
+            self.methods = [_method(name, lines[name].applies, lines[name].why_not) for name in _ordered()]
         return self.methods
 
     def _sample(self) -> str | None:
@@ -80,7 +82,15 @@ class Held:
         return self.name.removeprefix("zoo:") in names()
 
 
-def _method(name: str, applies: bool, why_not: str) -> dict[str, Any]:
+def _ordered() -> list[str]:
+    return [name for group in in_order(list(REGISTRY)) for name in group]
+
+
+def _untried() -> list[dict[str, Any]]:
+    return [_method(name, None, "") for name in _ordered()]
+
+
+def _method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
     told = REGISTRY[name].declaration
     return {
         "name": name,

@@ -1,0 +1,86 @@
+"""A server on this machine in a thread of its own, and clients that talk to it."""
+
+import io
+import json
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from clearhead.web import Limits, make_app
+
+MODELS = ["zoo:sentiment", "zoo:pets", "zoo:spell", "zoo:pets-clip", "zoo:shapes-detr"]
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[str]:
+    """The address of a server that runs as `clearhead serve` runs it."""
+    config = uvicorn.Config(
+        make_app(**options), port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    with serving(models=MODELS) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture
+def app() -> Iterator[Callable[..., TestClient]]:
+    """Clients of applications of their own, which need no port; no model is opened before it is asked for."""
+    made: list[TestClient] = []
+
+    def make(models: Any = ("zoo:sentiment",), **limits: Any) -> TestClient:
+        keys = {key: limits.pop(key) for key in ("token", "hosts") if key in limits}
+        one = TestClient(make_app(models, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
+        one.__enter__()
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def events(client: httpx.Client, ask: dict[str, Any]) -> list[dict[str, Any]]:
+    with client.stream("POST", "/api/explain", json=ask) as answer:
+        assert answer.status_code == 200, answer.read()
+        return [json.loads(line) for line in answer.iter_lines()]
+
+
+def png(wide: int = 96, high: int = 96) -> bytes:
+    ramp = np.add.outer(np.arange(high), 2 * np.arange(wide))[..., None] * np.array([1, 2, 3])
+    file = io.BytesIO()
+    Image.fromarray((ramp % 256).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def in_base64(content: bytes) -> str:
+    return b64encode(content).decode()
