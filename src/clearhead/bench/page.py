@@ -14,7 +14,7 @@ from clearhead.bench.statistics import Interval, differences, ranks
 from clearhead.bench.tables import Column, ordered
 from clearhead.errors import ClearheadError
 from clearhead.methods import REGISTRY
-from clearhead.show.html import document
+from clearhead.show.html import document_of
 from clearhead.show.layout import name
 from clearhead.show.markup import Markup, Part, joined, tag
 
@@ -29,7 +29,7 @@ def page(run: Finished) -> str:
     job = run.about["job"]
     about = [f"{job['model']} (weights {run.about['model']})", f"{job['data']}", run.about["versions"]]
     sections = [_section(section) for section in run.sections]
-    return document(
+    return document_of(
         " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))]),
         "Which explanation is true?",
         [tag("p", name(", ".join(about)), class_="ch-note"), *sections, *_cost(run), *_refused(run)],
