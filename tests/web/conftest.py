@@ -16,6 +16,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 from PIL import Image
 
+import clearhead
 from clearhead.web import Limits, make_app
 
 MODELS = ["zoo:sentiment", "zoo:pets", "zoo:spell", "zoo:pets-clip", "zoo:shapes-detr"]
@@ -41,8 +42,13 @@ def serving(**options: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    with serving(models=MODELS) as found:
+def explainers() -> dict[str, clearhead.Explainer]:
+    return {name: clearhead.load(name) for name in MODELS}
+
+
+@pytest.fixture(scope="session")
+def address(explainers: dict[str, clearhead.Explainer]) -> Iterator[str]:
+    with serving(models=explainers) as found:
         yield found
 
 
@@ -53,13 +59,14 @@ def client(address: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def app() -> Iterator[Callable[..., TestClient]]:
-    """Clients of applications of their own, which need no port; no model is opened before it is asked for."""
+def app(explainers: dict[str, clearhead.Explainer]) -> Iterator[Callable[..., TestClient]]:
+    """Clients of applications of their own, which need no port."""
     made: list[TestClient] = []
 
-    def make(models: Any = ("zoo:sentiment",), **limits: Any) -> TestClient:
+    def make(**limits: Any) -> TestClient:
         keys = {key: limits.pop(key) for key in ("token", "hosts") if key in limits}
-        one = TestClient(make_app(models, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
+        held = {"zoo:sentiment": explainers["zoo:sentiment"]}
+        one = TestClient(make_app(held, limits=Limits(**limits), **keys), base_url="http://127.0.0.1")
         one.__enter__()
         made.append(one)
         return one
@@ -76,9 +83,9 @@ def events(client: httpx.Client, ask: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def png(wide: int = 96, high: int = 96) -> bytes:
-    ramp = np.add.outer(np.arange(high), 2 * np.arange(wide))[..., None] * np.array([1, 2, 3])
+    noise = np.random.default_rng(0).integers(0, 256, (high, wide, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray((ramp % 256).astype(np.uint8)).save(file, "PNG")
+    Image.fromarray(noise).save(file, "PNG")
     return file.getvalue()
 
 

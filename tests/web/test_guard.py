@@ -22,12 +22,10 @@ def test_every_answer_tells_the_browser_to_run_nothing_else(app: Make) -> None:
         assert "server" not in headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1"])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""])
 def test_a_name_that_points_here_is_not_enough(app: Make, host: str) -> None:
     answer = app().get("/api/models", headers={"host": host})
-    assert answer.status_code == (200 if host == "[::1" else 400)
-    if answer.status_code == 400:
-        assert "--allow-host" in answer.json()["error"]
+    assert answer.status_code == 400 and "--allow-host" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8411", "127.0.0.1", "[::1]:8411", "explain.example.org"])

@@ -3,11 +3,13 @@
 import os
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from clearhead.cli import output as put
 from clearhead.errors import InputError
 
 EXAMPLES = (
@@ -64,7 +66,7 @@ def serve(
     token = _token(token_file)
     check_token(host, token)
     limits = Limits(waiting=waiting, seconds=seconds)
-    app = make_app(model or None, limits=limits, token=token, hosts=allow_host or ())
+    app = make_app(model or None, limits=limits, token=token, hosts=allow_host or (), follow=_opening)
     with _listening(host, port) as listener:
         taken = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
@@ -84,6 +86,12 @@ def serve(
             timeout_graceful_shutdown=3,
         )
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _opening(names: Sequence[str]) -> Iterable[str]:
+    from rich.progress import track
+
+    return track(names, description="opening models", console=put.console(stderr=True), transient=True, disable=not put.talks())
 
 
 def _token(file: Path | None) -> str | None:

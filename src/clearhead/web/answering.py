@@ -89,7 +89,7 @@ class Answer:
                     raise Stopped
 
             try:
-                with watching(held.opened().subject.model, look):
+                with watching(held.explainer.subject.model, look):
                     self.job.tell({"event": "made", "made": make()})
             except Exception as problem:
                 if not isinstance(problem, ClearheadError):

@@ -23,7 +23,7 @@ from clearhead.web.guard import Guard
 from clearhead.web.limits import Limits
 from clearhead.web.openapi import EVENTS, FORMS, answers, described
 from clearhead.web.queue import Full, Queue
-from clearhead.web.shelf import Shelf, zoo_names
+from clearhead.web.shelf import Follow, Shelf, zoo_names
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -38,14 +38,16 @@ def make_app(
     limits: Limits | None = None,
     token: str | None = None,
     hosts: Sequence[str] = (),
+    follow: Follow = list,
 ) -> Guard:
     """The page as an ASGI application.
 
     models: the names that may be asked for, or explainers by name; by default the zoo's
+    follow: a bar over the names while they are opened, such as tqdm
     token: what requests must bring (`Authorization: Bearer …`); hosts: further names that the server goes by
     """
     limits = limits or Limits()
-    site = Site(Shelf(zoo_names() if models is None else models), limits)
+    site = Site(Shelf(zoo_names() if models is None else models, follow), limits)
     app = FastAPI(
         title="clearhead",
         version=clearhead.__version__,
@@ -74,8 +76,8 @@ class Site:
 
     @asynccontextmanager
     async def alive(self, app: FastAPI) -> AsyncIterator[None]:
-        first, *others = self.shelf.held.values()
-        self.queue.idle.extend([(first.name, partial(rehearse, first)), *((one.name, one.opened) for one in others)])
+        first = next(iter(self.shelf.held.values()))
+        self.queue.idle.extend([(first.name, partial(rehearse, first)), (first.name, first.about)])
         self.queue.start()
         try:
             yield
@@ -115,7 +117,9 @@ class Site:
         With `tried=false` no method is tried on it, and whether it applies is null where that is not known yet.
         """
         held = self.shelf[name]
-        return await self._answer(request, name).computed(held, partial(held.about, tried), TRYING if tried else 1.0)
+        if not tried or held.methods is not None:  # nothing is run
+            return json_of(await run_in_threadpool(held.about, False))
+        return await self._answer(request, name).computed(held, held.about, TRYING)
 
     async def explain(self, request: Request, ask: Ask) -> Response:
         """Explain one input; results come one JSON object a line, as they are ready, the cheapest method first.
@@ -138,7 +142,7 @@ class Site:
         def look() -> dict[str, Any]:
             from clearhead.probes import view
 
-            ex = held.opened()
+            ex = held.explainer
             if len(ex.subject.takes) > 1:
                 raise InputError(f"heads are shown for models that read one thing; {ask.model} takes several")
             (given,) = inputs_of(ask, ex.subject, picture).values()

@@ -43,6 +43,21 @@ def samples_of(name: str) -> int:
     return max(1, round(passes_of(name) / 3 if "backward" in REGISTRY[name].declaration.cost else passes_of(name)))
 
 
+def in_brief(name: str) -> str:
+    """What it costs in two words, for a list of many.
+
+    >>> in_brief("generic"), in_brief("integrated-gradients"), in_brief("occlusion")
+    ('one pass', '76 passes', 'one a unit')
+    """
+    cost = REGISTRY[name].declaration.cost
+    if "max-flow" in cost:
+        return "max-flow"
+    if "each unit" in cost or "every unit" in cost:
+        return "one a unit"
+    count = samples_of(name)
+    return "one pass" if count == 1 else f"{count:,} passes"
+
+
 def shares_a_pass(told: Declaration) -> bool:
     """Whether it is read from one plain recorded pass, which costs the same for one such method and for many."""
     return told.kind == "tape" and "max-flow" not in told.cost
@@ -54,7 +69,7 @@ def in_order(names: list[str]) -> list[list[str]]:
     >>> in_order(["lime", "generic", "integrated-gradients", "rollout"])
     [['rollout', 'generic'], ['integrated-gradients'], ['lime']]
     """
-    ordered = sorted(dict.fromkeys(names), key=passes_of)
+    ordered = sorted(dict.fromkeys(names), key=lambda name: (passes_of(name), name))
     together = [name for name in ordered if shares_a_pass(REGISTRY[name].declaration)]
     alone = [[name] for name in ordered if name not in together]
     return sorted(([together] if together else []) + alone, key=lambda group: passes_of(group[-1]))

@@ -73,7 +73,7 @@ def run(steps: Sequence[Step]) -> None:
         return
     asked: list[Explaining] = [step.about[0] for step in alive]
     methods: list[str] = alive[0].about[1]
-    ex = asked[0].held.opened()
+    ex = asked[0].held.explainer
     look = _looker(ex, [one.job for one in asked], methods)
     by_length: dict[Any, list[Explaining]] = {}
     for one in asked:
@@ -88,10 +88,8 @@ def run(steps: Sequence[Step]) -> None:
 
 def rehearse(held: Held) -> None:
     """Once through everything that an answer needs, so that the first who asks does not wait for imports."""
-    ex = held.opened()
-    held.about()
-    applies = [line["name"] for line in held.methods or () if line["applies"]][:2]
-    found = ex.explain(ex.subject.example(), method=applies)
+    ex = held.explainer
+    found = ex.explain(ex.subject.example(), method=["generic", "rollout"])
     document(Comparison(found))
 
 

@@ -52,6 +52,8 @@ def opened(content: bytes, limits: Limits) -> "Image":
             return made
     except InputError:
         raise
+    except Image.DecompressionBombError:  # several times more than ours is the limit of the decoder itself
+        raise InputError(f"the picture has far more than the {limits.pixels:,} pixels that are taken") from None
     except Exception as problem:  # decoders raise what they like about damaged files
         reason = "its content is no known format" if type(problem).__name__ == "UnidentifiedImageError" else "damaged"
         raise InputError(f"this is no picture that can be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP") from None

@@ -1,17 +1,17 @@
-"""The models of one process: an allow-list given at the start, each opened once, when it is first asked for."""
+"""The models of one process: an allow-list given at the start, each opened once, before anyone asks."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.base import REGISTRY
-from clearhead.web.costs import in_order, passes_of
+from clearhead.web.costs import in_brief, in_order, passes_of
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
+Follow = Callable[[Sequence[str]], Iterable[str]]
 #: Something to begin with, by the model's task.
 SAMPLES = {
     "text-classification": "You look extremely confused, but I like the movie",
@@ -24,31 +24,22 @@ OWN_SAMPLES = {"zoo:topics": "What is the capital of France ?", "zoo:spell": "ph
 
 @dataclass
 class Held:
-    """One model of the list. Its explainer is used by one thread at a time: the worker that has it."""
+    """One model of the list. It is used by one thread at a time: the worker that has it."""
 
     name: str
-    card: Mapping[str, Any]
-    open: Callable[[], "Explainer"]
-    guard: threading.Lock = field(default_factory=threading.Lock)
-    explainer: "Explainer | None" = None
+    explainer: "Explainer"
+    card: Mapping[str, Any] = field(default_factory=dict)
     methods: list[dict[str, Any]] | None = None
 
-    def opened(self) -> "Explainer":
-        with self.guard:
-            if self.explainer is None:
-                self.explainer = self.open()
-            return self.explainer
-
     def line(self) -> dict[str, Any]:
-        """What is known without opening it."""
         known = {key: self.card.get(key) for key in ("task", "summary", "figures") if self.card.get(key)}
-        return {"name": self.name, **known, "open": self.explainer is not None}
+        return {"name": self.name, **known}
 
     def about(self, tried: bool = True) -> dict[str, Any]:
         """What it takes, says, and can be explained by; whether a method applies is known once it was `tried`."""
         from clearhead.subjects.answers import Answering
 
-        subject = self.opened().subject
+        subject = self.explainer.subject
         words = subject.masked or not subject.labels
         return {
             **self.line(),
@@ -65,13 +56,13 @@ class Held:
 
     def _tried(self) -> list[dict[str, Any]]:
         if self.methods is None:
-            lines = {line.name: line for line in self.opened().methods()}
+            lines = {line.name: line for line in self.explainer.methods()}
             self.methods = [_method(name, lines[name].applies, lines[name].why_not) for name in _ordered()]
         return self.methods
 
     def _sample(self) -> str | None:
         task = str(self.card.get("task", ""))
-        return OWN_SAMPLES.get(self.name) or SAMPLES.get(task) if "text" in self.opened().subject.takes else None
+        return OWN_SAMPLES.get(self.name) or SAMPLES.get(task) if "text" in self.explainer.subject.takes else None
 
     def _examples(self) -> bool:
         """Whether it comes with ready examples whose reasons are known."""
@@ -83,7 +74,8 @@ class Held:
 
 
 def _ordered() -> list[str]:
-    return [name for group in in_order(list(REGISTRY)) for name in group]
+    names = [name for group in in_order(list(REGISTRY)) for name in group]
+    return sorted(names, key=lambda name: REGISTRY[name].declaration.family == "control")  # references come last
 
 
 def _untried() -> list[dict[str, Any]]:
@@ -96,6 +88,7 @@ def _method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
         "name": name,
         "family": told.family,
         "cost": told.cost,
+        "brief": in_brief(name),
         "passes": passes_of(name),
         "signed": told.signed,
         "depends_on_target": told.target == "any",
@@ -109,15 +102,17 @@ def _method(name: str, applies: bool | None, why_not: str) -> dict[str, Any]:
 class Shelf:
     """The models by name."""
 
-    def __init__(self, models: "Sequence[str] | Mapping[str, Explainer]") -> None:
-        """models: names that `clearhead.load` takes, opened when they are needed; or explainers by name"""
+    def __init__(self, models: "Sequence[str] | Mapping[str, Explainer]", follow: Follow = list) -> None:
+        """models: names that `clearhead.load` takes, or explainers by name; follow: a bar over the names, such as tqdm
+
+        All are opened here, one after another: transformers changes defaults of the whole process while it opens one,
+        which another thread that computes would notice.
+        """
         from clearhead.loading import models as zoo
 
         cards = {f"zoo:{name}": card for name, card in zoo().items()}
-        ready = models if isinstance(models, Mapping) else {}
-        self.held = {
-            name: Held(name, cards.get(name, {}), _opener(name), explainer=ready.get(name)) for name in models
-        }
+        found = models if isinstance(models, Mapping) else {name: _opened(name) for name in follow(models)}
+        self.held = {name: Held(name, explainer, cards.get(name, {})) for name, explainer in found.items()}
         if not self.held:
             raise InputError("no model to serve: name one with --model, or pip install clearhead-zoo")
 
@@ -130,16 +125,13 @@ class Shelf:
         return [held.line() for held in self.held.values()]
 
 
-def _opener(name: str) -> Callable[[], "Explainer"]:
-    def open_it() -> "Explainer":
-        import transformers
+def _opened(name: str) -> "Explainer":
+    import transformers
 
-        from clearhead.loading import load
+    from clearhead.loading import load
 
-        transformers.logging.disable_progress_bar()
-        return load(name)
-
-    return open_it
+    transformers.logging.disable_progress_bar()
+    return load(name)
 
 
 def zoo_names() -> list[str]:

@@ -51,7 +51,7 @@ export class Form {
     id("words").hidden = about.labels !== null;
     id("place").parentElement.hidden = !about.speaks;
     const options = (first) => [h("option", { value: PREDICTED }, first), ...(about.labels ?? []).map((label, index) => h("option", { value: index }, label))];
-    id("target").replaceChildren(...options("what it predicts"));
+    id("target").replaceChildren(...options("the prediction"));
     id("against").replaceChildren(...options("–"));
     id("word").value = "";
     this.showMethods(about.methods);
@@ -59,12 +59,13 @@ export class Form {
 
   showMethods(methods) {
     const list = id("method-list"), top = list.scrollTop;
-    list.replaceChildren(...methods.map((method) => {
+    const first = methods.filter(({ name }) => this.chosen.has(name));
+    list.replaceChildren(...[...new Set([...first, ...methods])].map((method) => {
       const off = method.applies === false;
-      const box = h("input", { type: "checkbox", value: method.name, disabled: off });
+      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `not here: ${method.why_not}` : method.brief}` });
       box.checked = !off && this.chosen.has(method.name);
       return h("label", { title: off ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
-        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "not here" : passes(method)));
+        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "not here" : method.brief));
     }));
     list.scrollTop = top;
     this.count();
@@ -159,5 +160,3 @@ export class Form {
     } else id("word").value = label;
   }
 }
-
-const passes = ({ passes: count }) => (count <= 3 ? "one pass" : `${Math.round(count).toLocaleString("en")} passes`);

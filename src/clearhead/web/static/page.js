@@ -25,7 +25,7 @@ const guarded = (work) => async (...given) => {
 const show = (result) => {
   id("empty").hidden = true;
   id("tools").hidden = result.explanations.length === 0;
-  complain(result.problems.join("\n") || null);
+  complain(result.troubles);
   result.drawInto(id("view"), (label) => { form.aim(label); explain(); });
   id("head-view").hidden = result.heads === null;
   if (result.heads) draw(id("head-view"), result.heads);
@@ -56,10 +56,10 @@ const listener = (result, total) => {
         result.view = event.view;
         return show(result);
       case "problem":
+      case "expired":
         done += event.methods?.length ?? 1;
-        result.problems.push(event.methods ? `${event.methods.join(", ")}: ${event.message}` : event.message);
-        return complain(result.problems.join("\n"));
-      case "expired": result.problems.push(event.message); return complain(result.problems.join("\n"));
+        result.trouble(event.message, event.methods);
+        return complain(result.troubles);
       case "done": return say(`Done in ${event.seconds.toFixed(1)} s.`);
     }
   };

@@ -4,12 +4,21 @@ import { file } from "./talking.js";
 
 export class Result {
   constructor(title, detail, ask = null) {
-    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: [], view: null, heads: null });
+    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: new Map(), view: null, heads: null });
   }
 
   take(explanation, picture) {
     this.explanations.push(explanation);
     this.pictures.push(picture ?? this.pictures[0] ?? null);
+  }
+
+  // The same trouble with several methods is said once.
+  trouble(message, methods = []) {
+    this.problems.set(message, [...(this.problems.get(message) ?? []), ...methods]);
+  }
+
+  get troubles() {
+    return [...this.problems].map(([message, methods]) => (methods.length ? `${methods.join(", ")}: ${message}` : message)).join("\n");
   }
 
   get shown() {
@@ -48,6 +57,5 @@ const save = (blob, name) => {
 
 // The documents of a page that was saved earlier: data alone is read out of it, nothing of it runs.
 export const documentsIn = (html) => {
-  const parsed = new DOMParser().parseFromString(html, "text/html");
-  return [...parsed.querySelectorAll("script.ch-data")].map(({ textContent }) => JSON.parse(textContent));
+  return [...html.matchAll(/<script\b[^>]*\bclass="?ch-data\b[^>]*>([^<]*)<\/script>/g)].map(([, data]) => JSON.parse(data));
 };
