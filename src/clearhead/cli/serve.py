@@ -66,8 +66,8 @@ def serve(
     token = _token(token_file)
     check_token(host, token)
     limits = Limits(waiting=waiting, seconds=seconds)
-    app = make_app(model or None, limits=limits, token=token, hosts=allow_host or (), follow=_opening)
-    with _listening(host, port) as listener:
+    with _listening(host, port) as listener:  # before models are opened, which may take a while
+        app = make_app(model or None, limits=limits, token=token, hosts=allow_host or (), follow=_opening)
         taken = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{'localhost' if is_loopback(host) else shown}:{taken}/"

@@ -64,7 +64,7 @@ def make_app(
         HTTPException: failed,
     }.items():
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
-    app.openapi = partial(described, app)  # type: ignore[method-assign]
+    app.openapi = partial(described, app, list(site.shelf.held))  # type: ignore[method-assign]
     return Guard(app, limits, token, hosts)
 
 

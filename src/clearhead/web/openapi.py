@@ -1,11 +1,14 @@
 """The API described: requests from their classes, results by the same schema as `to_dict()`."""
 
 import json
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+
+from clearhead.methods.base import REGISTRY
 
 _ONE = {"anyOf": [{"$ref": "#/components/schemas/Explanation"}, {"$ref": "#/components/schemas/JointExplanation"}]}
 _PICTURE = {"type": ["string", "null"], "description": "The picture as the model saw it, as a data: address."}
@@ -104,14 +107,26 @@ def answers(*codes: int, ok: dict[str, Any] | None = None) -> dict[int | str, di
     return {200: ok or json_ok, **made}
 
 
-def described(app: FastAPI) -> dict[str, Any]:
+def described(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
+        _name(made, list(models))
         parts = made.setdefault("components", {}).setdefault("schemas", {})
         parts |= {"Explanation": _schema("explanation"), "JointExplanation": _schema("joint_explanation")}
         parts |= {"Event": _EVENT, "Error": _ERROR}
         app.openapi_schema = made
     return app.openapi_schema
+
+
+def _name(made: dict[str, Any], models: list[str]) -> None:
+    """The models and methods that there are, where one is to be named."""
+    parts = made["components"]["schemas"]
+    for ask in ("Ask", "Input"):
+        parts[ask]["properties"]["model"]["enum"] = models
+    parts["Ask"]["properties"]["methods"]["items"]["enum"] = sorted(REGISTRY)
+    for parameter in made["paths"]["/api/model"]["get"]["parameters"]:
+        if parameter["name"] == "name":
+            parameter["schema"]["enum"] = models
 
 
 def _schema(name: str) -> Any:
