@@ -195,7 +195,15 @@ def test_what_cannot_be_done_is_said_clearly(client: httpx.Client, ask: dict[str
 
 @pytest.mark.parametrize(
     "text",
-    ["<script>alert(1)</script>", "\u202egnp.exe", "a\u200bb\u200d\ufeff", "a\x00b\x01\x7f", "💥" * 500, "x" * 19_000, "\u0430\u0301" * 99],
+    [
+        "<script>alert(1)</script>",
+        "\u202egnp.exe",
+        "a\u200bb\u200d\ufeff",
+        "a\x00b\x01\x7f",
+        "💥" * 500,
+        "x" * 19_000,
+        "\u0430\u0301" * 99,
+    ],
 )
 def test_odd_texts_are_texts(client: httpx.Client, text: str) -> None:
     answer = client.post("/api/explanations", json={"model": "zoo:sentiment", "text": text})
@@ -229,7 +237,11 @@ def test_saved_results_are_opened_shown_and_shared(client: httpx.Client, tmp_pat
     (tmp_path / "why.safetensors").write_bytes(file.content)
     again = clearhead.open_explanation(tmp_path / "why.safetensors")
     assert again.to_dict() == one and again.picture is not None
-    for content in (file.content, json.dumps(one).encode(), json.dumps({"schema": "clearhead/shown", **shown}).encode()):
+    for content in (
+        file.content,
+        json.dumps(one).encode(),
+        json.dumps({"schema": "clearhead/shown", **shown}).encode(),
+    ):
         opened = client.post("/api/open", content=content).json()
         assert opened["explanations"] == [one] and opened["view"]["schema"] == "clearhead/view"
     page = client.post("/api/share", json=shown)

@@ -40,10 +40,12 @@ def test_many_clients_at_once_lose_nothing() -> None:
     def one_client(number: int, address: str, until: float) -> None:
         with httpx.Client(base_url=address, timeout=limits.seconds + 30) as client:
             while time.monotonic() < until:
-                text = f"{TEXTS[number % len(TEXTS)]}"
+                text = TEXTS[number % len(TEXTS)]
                 methods = [["generic"], ["generic", "attcat", "rollout"], ["saliency"]][number % 3]
                 began = time.monotonic()
-                answer = client.post("/api/explanations", json={"model": "zoo:sentiment", "text": text, "methods": methods})
+                answer = client.post(
+                    "/api/explanations", json={"model": "zoo:sentiment", "text": text, "methods": methods}
+                )
                 took = time.monotonic() - began
                 with note:
                     answers[str(answer.status_code)] += 1
@@ -110,7 +112,9 @@ def _try(
     from schemathesis import GenerationMode
 
     settings, health, phase = hypothesis
-    cases = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)))
+    cases = st.one_of(
+        *(operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE))
+    )
 
     @seeded(seed)
     @settings(

@@ -17,7 +17,10 @@ from clearhead.web import files
 from tests.web.conftest import in_base64, png
 
 TEXT = "a gripping film , but the ending is dull"
-HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> \u202egnp.exe \u200b\u200d dull"
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> "
+    "\u202egnp.exe \u200b\u200d dull"
+)
 
 
 @pytest.fixture(scope="module")

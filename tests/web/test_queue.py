@@ -161,3 +161,18 @@ def test_leisure_is_for_when_nobody_waits(bench: Bench) -> None:
             break
         time.sleep(0.02)
     assert bench.ran == [["work"], ["leisure"]]
+
+
+def test_what_can_wait_makes_room_and_is_taken_up_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.web.queue.SHARE", 0.0)
+    tries = []
+
+    def long(steps: Sequence[Step]) -> None:
+        tries.append(len(bench.ran))
+        bench.queue.give_way(steps[0], time.monotonic())
+        bench.ran.append(["long"])
+
+    told = [bench.submit("m", long, cost=0.5), bench.submit("m", cost=1, name="short"), bench.submit("n", name="other")]
+    bench.gate.set()
+    assert [one.last for one in told] == ["done"] * 3
+    assert tries[-1] >= 1 and bench.ran.index(["short"]) < bench.ran.index(["long"])

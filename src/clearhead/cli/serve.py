@@ -45,7 +45,9 @@ def serve(
             metavar="FILE", help="Holds the token that requests must bring; or set the variable CLEARHEAD_TOKEN."
         ),
     ] = None,
-    waiting: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that may wait; more are turned away.")] = 64,
+    waiting: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Requests that may wait; more are turned away.")
+    ] = 64,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=1, help="From a request to the end of its answer, at most.")
     ] = 120.0,
@@ -91,7 +93,9 @@ def serve(
 def _opening(names: Sequence[str]) -> Iterable[str]:
     from rich.progress import track
 
-    return track(names, description="opening models", console=put.console(stderr=True), transient=True, disable=not put.talks())
+    return track(
+        names, description="opening models", console=put.console(stderr=True), transient=True, disable=not put.talks()
+    )
 
 
 def _token(file: Path | None) -> str | None:

@@ -1,7 +1,8 @@
-"""From the events of a job to an answer, as lines that come one by one or in one piece; and errors as one clear line."""
+"""From the events of a job to an answer, line by line or in one piece; and errors as one clear line."""
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,13 +81,22 @@ class Answer:
             raise InputError(next(iter(problems.values())))
         return {"explanations": found, "problems": problems, **made}
 
-    async def computed(self, held: "Held", make: Callable[[], dict[str, Any]], cost: float) -> Response:
-        """What one function makes of a model, run in its turn."""
+    async def computed(
+        self, held: "Held", make: Callable[[], dict[str, Any]], cost: float, gives_way: bool = False
+    ) -> Response:
+        """What one function makes of a model, run in its turn.
+
+        gives_way: it makes room for others and begins anew; what it found before is kept where it looks first
+        """
 
         def run(steps: Sequence[Step]) -> None:
+            began = time.monotonic()
+
             def look(inputs: int) -> None:
                 if self.job.over:
                     raise Stopped
+                if gives_way:
+                    self.queue.give_way(steps[0], began)
 
             try:
                 with watching(held.explainer.subject.model, look):

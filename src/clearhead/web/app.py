@@ -77,7 +77,7 @@ class Site:
     @asynccontextmanager
     async def alive(self, app: FastAPI) -> AsyncIterator[None]:
         first = next(iter(self.shelf.held.values()))
-        self.queue.idle.extend([(first.name, partial(rehearse, first)), (first.name, first.about)])
+        self.queue.idle.append((first.name, partial(rehearse, first)))
         self.queue.start()
         try:
             yield
@@ -119,7 +119,7 @@ class Site:
         held = self.shelf[name]
         if not tried or held.methods is not None:  # nothing is run
             return json_of(await run_in_threadpool(held.about, False))
-        return await self._answer(request, name).computed(held, held.about, TRYING)
+        return await self._answer(request, name).computed(held, held.about, TRYING, gives_way=True)
 
     async def explain(self, request: Request, ask: Ask) -> Response:
         """Explain one input; results come one JSON object a line, as they are ready, the cheapest method first.

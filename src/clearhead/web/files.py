@@ -13,7 +13,7 @@ PAGE = {
     "index.html": "text/html",
     "page.css": "text/css",
     "icon.svg": "image/svg+xml",
-    **{name: "text/javascript" for name in ("page.js", "form.js", "talking.js", "results.js", "visit.js")},
+    **dict.fromkeys(("page.js", "form.js", "talking.js", "results.js", "visit.js"), "text/javascript"),
 }
 
 

@@ -56,7 +56,9 @@ def opened(content: bytes, limits: Limits) -> "Image":
         raise InputError(f"the picture has far more than the {limits.pixels:,} pixels that are taken") from None
     except Exception as problem:  # decoders raise what they like about damaged files
         reason = "its content is no known format" if type(problem).__name__ == "UnidentifiedImageError" else "damaged"
-        raise InputError(f"this is no picture that can be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP") from None
+        raise InputError(
+            f"this is no picture that can be opened ({reason}): send a PNG, JPEG, WebP, GIF or BMP"
+        ) from None
 
 
 def as_url(picture: UInt8[np.ndarray, "height width 3"]) -> str:

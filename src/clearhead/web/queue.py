@@ -17,9 +17,11 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.web.limits import Limits
-from clearhead.web.watching import Stopped
+from clearhead.web.watching import Stopped, Yielded
 
 Event = dict[str, Any]
+#: Seconds that a run which gives way has at least.
+SHARE = 0.3
 log = logging.getLogger("clearhead.web")
 _numbers = count()
 
@@ -152,6 +154,10 @@ class Queue:
                 steps[0].run(steps)
             except Stopped:
                 pass
+            except Yielded:
+                with self.changed:
+                    steps[0].cost = math.inf  # after all those that it made room for
+                    steps[0].job.steps.appendleft(steps[0])
             except Exception as problem:  # a fault of ours must not end the worker, nor be kept from who asked
                 log.exception("a step failed")
                 for step in steps:
@@ -162,6 +168,15 @@ class Queue:
                     self.running.difference_update(steps)
                     self._close_those_done()
                     self.changed.notify_all()
+
+    def give_way(self, step: Step, began: float) -> None:
+        """For a run that can be broken off: make room once it has had its share and others wait for the model."""
+        if time.monotonic() - began < SHARE or step.job.waited > self.limits.seconds / 2:
+            return
+        with self.changed:
+            others = any(job.model == step.job.model and job.steps for job in self.jobs.values() if job is not step.job)
+        if others:
+            raise Yielded
 
     def _at_leisure(self) -> list[Step]:
         """Something that nobody waits for; one worker at most is at such a thing."""
@@ -191,7 +206,7 @@ class Queue:
         return steps
 
     def _rank(self, step: Step) -> tuple[float, int]:
-        late = step.job.waited > self.limits.patience
+        late = step.job.waited > self.limits.patience and step.cost < math.inf
         return (0.0 if late else step.cost, step.job.number)
 
     def _close_those_done(self) -> None:

@@ -16,6 +16,10 @@ class Stopped(BaseException):
     """
 
 
+class Yielded(BaseException):
+    """A run makes room for others, and is taken up again later."""
+
+
 @contextmanager
 def watching(model: nn.Module, look: Callable[[int], None]) -> Iterator[None]:
     """Call `look` before every module of the model that runs in this thread, with how many inputs enter the model.

@@ -16,6 +16,7 @@ export class Form {
     id("model").addEventListener("change", () => this.choose(id("model").value));
     id("add-pair").addEventListener("click", () => this.showPair(id("pairs").hidden));
     id("file").addEventListener("change", () => this.take(id("file").files[0]));
+    id("use-example").addEventListener("change", () => this.showInputs());
     id("no-picture").addEventListener("click", () => this.drop());
     id("method-list").addEventListener("change", ({ target }) => this.tick(target));
     this.listenToDrops();
@@ -39,14 +40,15 @@ export class Form {
     const takes = (stream) => about.takes.includes(stream);
     this.about = about;
     id("about").textContent = about.summary ?? about.class;
-    id("texts").hidden = !takes("text");
-    id("pictures").hidden = !takes("image") || takes("regions");
     id("examples").hidden = !about.examples;
-    id("use-example").checked = about.examples && (takes("image") || !about.sample);
+    id("use-example").checked = about.examples && !about.sample;
+    id("use-example").disabled = takes("regions");  // nobody here could say where its regions are
     id("heads").disabled = about.takes.length > 1;
     if (id("text").value === this.sample) id("text").value = about.sample ?? "";
     this.sample = about.sample ?? "";
     this.showPair(false);
+    this.showInputs();
+    id("targets").hidden = about.labels?.length === 1;
     id("labels").hidden = about.labels === null;
     id("words").hidden = about.labels !== null;
     id("place").parentElement.hidden = !about.speaks;
@@ -55,6 +57,12 @@ export class Form {
     id("against").replaceChildren(...options("–"));
     id("word").value = "";
     this.showMethods(about.methods);
+  }
+
+  showInputs() {
+    const own = !(this.about.examples && id("use-example").checked), { takes } = this.about;
+    id("texts").hidden = !(own && takes.includes("text"));
+    id("pictures").hidden = !(own && takes.includes("image"));
   }
 
   showMethods(methods) {
@@ -112,7 +120,7 @@ export class Form {
 
   async take(file) {
     if (!file) return;
-    if (id("pictures").hidden) return this.complain(`${this.about?.name ?? "This model"} takes no pictures: choose one that does, such as zoo:pets.`);
+    if (!this.about?.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about?.name ?? "This model"} takes no pictures: choose one that does, such as zoo:pets.`);
     if (file.size > this.limits.picture_bytes) return this.complain(`The picture is too large: ${this.limits.picture_bytes / 2 ** 20} MiB are the most.`);
     this.picture = await new Promise((done, fail) => {
       const reader = new FileReader();
@@ -124,6 +132,7 @@ export class Form {
     id("preview").alt = `The picture to explain: ${file.name}`;
     id("drop-words").textContent = file.name;
     id("use-example").checked = false;
+    this.showInputs();
     for (const name of ["preview", "no-picture"]) id(name).hidden = false;
   }
 

@@ -26,7 +26,8 @@ const show = (result) => {
   id("empty").hidden = true;
   id("tools").hidden = result.explanations.length === 0;
   complain(result.troubles);
-  result.drawInto(id("view"), (label) => { form.aim(label); explain(); });
+  const aims = result.ask?.model === form?.about?.name && form.about.labels?.length !== 1;
+  result.drawInto(id("view"), aims && ((label) => { form.aim(label); explain(); }));
   id("head-view").hidden = result.heads === null;
   if (result.heads) draw(id("head-view"), result.heads);
 };

@@ -27,7 +27,7 @@ export class Result {
 
   drawInto(element, onLabel) {
     if (this.view === null) element.replaceChildren();
-    else draw(element, this.view, { onLabel: this.ask && onLabel });
+    else draw(element, this.view, { onLabel });
   }
 
   async savePage() {
