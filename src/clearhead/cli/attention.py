@@ -37,7 +37,8 @@ def attention(
         typer.Option(
             metavar="DIR",
             help="Write overview.png (every head), depth.png (the row that is read, by raw attention, rollout and "
-            "flow), graph.png, maps.png (those of --head) and attention.json.",
+            "flow), graph.png, maps.png (those of --head), attention.html (all of it, to point at) and "
+            "attention.json.",
         ),
     ] = None,
     as_json: opt.Json = False,
@@ -63,6 +64,7 @@ def attention(
         found.map(layer, number)
     if out is not None:
         from clearhead.show import attending
+        from clearhead.show.html import page_of
 
         folder = Path(out)
         folder.mkdir(exist_ok=True)
@@ -70,6 +72,7 @@ def attention(
         figures |= {"graph": attending.graph(found)} | ({"maps": attending.maps(found, chosen)} if chosen else {})
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png", dpi=144)
+        (folder / "attention.html").write_text(page_of(found), encoding="utf-8")
         (folder / "attention.json").write_text(json.dumps(found.to_dict(), ensure_ascii=False), encoding="utf-8")
         print(f"wrote {folder}", file=sys.stderr)
     if as_json:

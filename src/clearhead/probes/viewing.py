@@ -71,6 +71,11 @@ class AttentionView:
         rest = {"row": self.row, "prediction": self.prediction, "heads": lines, "by_depth": self.by_depth}
         return plain({**about, **rest, "attention": self.attention, "says": SAYS})
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.html import fragment
+
+        return fragment(self)
+
     def __rich__(self) -> Any:
         from rich import box
         from rich.console import Group

@@ -31,6 +31,7 @@ def attention(found: "AttentionView", inline: bool = True) -> Document:
     size = min(n, max(1, int(np.sqrt((BUDGET if inline else SMALL) / (layers * heads)))))
     made = view(
         "attention",
+        heading=f"What it attends to: {name(found.prediction)}",
         model=name(found.model),
         prediction=name(found.prediction),
         tokens=[name(token) for token in found.tokens],

@@ -15,6 +15,7 @@ MODULES = (
     "colour.js",
     "tip.js",
     "matrix.js",
+    "links.js",
     "bars.js",
     "text.js",
     "picture.js",

@@ -5,9 +5,11 @@ pointer are the renderer's (`assets/`). No score is computed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from clearhead.aggregation import Aggregate
 from clearhead.comparison import Comparison
@@ -17,22 +19,56 @@ from clearhead.joint import AnyExplanation
 from clearhead.show import pictures, recipe, wording
 from clearhead.show.colours import largest
 from clearhead.show.layout import lines, name, shape
-from clearhead.show.packing import LARGEST, packed
+from clearhead.show.packing import EXACT, LARGEST, packed
 from clearhead.units import Units
+
+if TYPE_CHECKING:
+    from clearhead.recording.tape import Tape
 
 VERSION = 1
 #: How many moments of a sound are drawn beside one another.
 MOMENTS = 400
-#: Arrays of an explanation that are packed, and so left out of its JSON form.
-_PACKED = ("matrix", "per_layer", "per_head", "factors")
+#: Arrays that are left out of the JSON form, because they are packed; a small matrix stays, as steps need theirs.
+_PACKED = ("per_layer", "per_head", "factors")
 
 Document = dict[str, Any]
 
 
-def document(result: Any, evidence: Collection[int] | None = None, **options: Any) -> Document:
+@dataclass(frozen=True)
+class Links:
+    """How strongly units of one stream look at those of another, such as words at regions of a picture."""
+
+    from_stream: str
+    to_stream: str
+    weights: Float[np.ndarray, "unit other"]
+    about: str = "Attention, mean of heads and layers"
+
+    @classmethod
+    def of(cls, tape: "Tape", from_stream: str, to_stream: str) -> "Links":
+        """Mean attention from one stream to another over the layers of a tape that have it."""
+        found = [
+            call.mean_attention[0].double().cpu().numpy()
+            for call in tape.calls
+            if (call.query_stream, call.key_stream) == (from_stream, to_stream) and call.attention is not None
+        ]
+        if not found:
+            looks = sorted({f"{call.query_stream} at {call.key_stream}" for call in tape.calls})
+            raise InputError(f"{from_stream} does not look at {to_stream} in this tape: there, {', '.join(looks)}")
+        return cls(from_stream, to_stream, np.mean(found, axis=0))
+
+    def to_dict(self) -> Document:
+        full = float(np.nanmax(self.weights)) or 1.0
+        weights = packed(self.weights, full)
+        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "rows": self.about}
+
+
+def document(
+    result: Any, evidence: Collection[int] | None = None, links: "Links | None" = None, **options: Any
+) -> Document:
     """The document of whatever clearhead returns; several inputs make a page.
 
-    evidence: the places of units that people marked, to be drawn under the text; options: those of the kind of result
+    evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams
+    options: those of the kind of result
     """
     from clearhead.probes.results import ProbeResult
     from clearhead.probes.viewing import AttentionView
@@ -49,6 +85,8 @@ def document(result: Any, evidence: Collection[int] | None = None, **options: An
     if not groups:
         raise InputError("nothing to show: the list is empty")
     made = [one_input(group, evidence) for group in groups]
+    if links is not None:
+        made[0]["links"] = links.to_dict()
     return made[0] if len(made) == 1 else whole_page(made, f"{len(made)} inputs explained")
 
 
@@ -232,7 +270,8 @@ def _card(explanation: AnyExplanation, title: str) -> Document:
 def _without_arrays(form: Document) -> Document:
     if "parts" in form:
         return {**form, "parts": {stream: _without_arrays(part) for stream, part in form["parts"].items()}}
-    return {key: value for key, value in form.items() if key not in _PACKED}
+    large = ("matrix",) if len(form.get("matrix", ())) * len(form["scores"]) > EXACT else ()
+    return {key: value for key, value in form.items() if key not in (*_PACKED, *large)}
 
 
 def name_lines(code: str) -> str:
@@ -281,7 +320,8 @@ def _agreement(comparison: Comparison) -> list[Document]:
 def aggregate(found: Aggregate) -> Document:
     """Global bars over many inputs."""
     rows = [[name(what), score, count] for what, score, count in found.rows]
-    return view("aggregate", by=found.by, how=found.how, rows=plain(rows))
+    heading = f"{'Summed' if found.how == 'sum' else 'Mean'} scores by {found.by}"
+    return view("aggregate", heading=heading, rows=plain(rows))
 
 
 def probe(found: Any) -> Document:
@@ -300,7 +340,7 @@ def probe(found: Any) -> Document:
     settings = [[name(str(key)), name(str(value))] for key, value in found.settings.items()]
     return view(
         "probe",
-        probe=name(found.probe),
+        heading=name(found.probe),
         model=name(found.model),
         settings=settings,
         inputs=len(found.lines),

@@ -43,36 +43,17 @@ def page(given: Any, title: str | None = None, evidence: Collection[int] | None 
     return alone(documents.whole_page(parts, name(heading), " · ".join(["clearhead", *models]), foot))
 
 
-def page_of(result: Any, title: str, **options: Any) -> str:
+def page_of(result: Any, title: str | None = None, **options: Any) -> str:
     """A whole page of one result of any kind: attention, an aggregate, a probe."""
-    return alone(documents.whole_page([document(result, **options)], name(title)))
+    made = document(result, **options)
+    return alone(documents.whole_page([made], name(title or made["heading"])))
 
 
 def alone(given: Document) -> str:
     """A page that needs nothing but itself: the document, its plain form, the renderer and its style."""
     main = tag("main", data(given), tag("div", plain_form(given), class_="ch-plain"), class_="clearhead ch-page")
-    return _document(str(given["title"]), main)
-
-
-def document_of(eyebrow: str, title: str, sections: Iterable[Markup], foot: str, styles: str = "") -> str:
-    """A page around sections that are HTML already; `styles` are rules of our own beside those of all pages."""
-    body = tag(
-        "main",
-        tag(
-            "div",
-            tag("p", eyebrow, class_="ch-eyebrow"),
-            tag("h1", title),
-            *sections,
-            tag("p", foot, class_="ch-foot"),
-        ),
-        class_="clearhead ch-page",
-    )
-    return _document(title, body, styles)
-
-
-def _document(title: str, body: Markup, styles: str = "") -> str:
-    head = tag("head", *_head(title), style_sheet(styles) if styles else None)
-    return f'<!doctype html>\n<html lang="en">{head}<body>{body}{script(bundle.script())}</body></html>\n'
+    head = tag("head", *_head(str(given["title"])))
+    return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(bundle.script())}</body></html>\n'
 
 
 def fragment(result: Any, **options: Any) -> str:

@@ -41,7 +41,7 @@ def _card(given: Document, card: Document) -> Iterable[Part]:
 def _attention(given: Document) -> Markup:
     rows = [[f"layer {layer}, head {head}", pattern] for layer, own in _numbered(given["patterns"]) for head, pattern in own]
     about = tag("p", f"{given['model']} says {given['prediction']}. {given['says']}")
-    return tag("section", tag("h2", "Attention"), about, _table("What each head looks at", rows))
+    return tag("section", tag("h2", given["heading"]), about, _table("What each head looks at", rows))
 
 
 def _numbered(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, Iterable[tuple[int, str]]]]:
@@ -50,15 +50,47 @@ def _numbered(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, Iterable
 
 def _aggregate(given: Document) -> Markup:
     rows = [[what, f"{wording.number(score, 4)} ({count})"] for what, score, count in given["rows"]]
-    return tag("section", _table(f"{given['how'].capitalize()} of scores by {given['by']}, and how often", rows))
+    return tag("section", _table(f"{given['heading']}, and how often", rows))
 
 
 def _probe(given: Document) -> Markup:
-    rows = [
-        [row["name"], *(wording.number(row[key], 3) for key in ("mean", "low", "high")), row["meaning"]]
-        for row in given["figures"]
-    ]
-    return tag("section", tag("h2", given["probe"]), _table("Means with 95 % intervals", rows), tag("p", given["says"]))
+    rows = [[row["name"], *_figures(row)] for row in given["figures"]]
+    return tag("section", tag("h2", given["heading"]), _table("Means with 95 % intervals", rows), tag("p", given["says"]))
+
+
+def _curves(given: Document) -> Markup:
+    lines = given["lines"]
+    heads = ["", *(line["name"] for line in lines)]
+    points = [[at, *(line["y"][place] for line in lines)] for place, at in enumerate(lines[0]["x"])]
+    return _table(given.get("title", ""), [heads, *([wording.number(value, 3) for value in row] for row in points)])
+
+
+def _intervals(given: Document) -> Markup:
+    return _table(given["caption"], [[row["name"], *_figures(row)] for row in given["rows"]])
+
+
+def _figures(row: Document) -> list[str]:
+    return [*(wording.number(row[key], 3) for key in ("mean", "low", "high")), row.get("meaning", "")]
+
+
+def _section(given: Document) -> Markup:
+    note = tag("p", given["note"]) if given.get("note") else None
+    parts = (plain_form(part) for part in (*given["parts"], *given["more"]))
+    return tag("section", tag("h2", given["heading"]), note, *parts)
+
+
+def _panel(given: Document) -> Markup:
+    return joined(tag("h3", given["title"]), *(plain_form(part) for part in given["parts"]))
+
+
+def _ranking(given: Document) -> Markup:
+    rows = [[row["name"], *("–" if cell is None else _ranked(cell) for cell in row["cells"])] for row in given["rows"]]
+    return _table(given["title"], [["method", *given["columns"]], *rows])
+
+
+def _ranked(cell: Document) -> str:
+    mean, low, high = cell["said"]
+    return f"{mean} [{low}, {high}], rank {cell['rank']}"
 
 
 def _table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:
@@ -77,4 +109,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "attention": _attention,
     "aggregate": _aggregate,
     "probe": _probe,
+    "curves": _curves,
+    "intervals": _intervals,
+    "table": lambda given: _table(given.get("title", ""), [given["heads"], *given["rows"]]),
+    "section": _section,
+    "panel": _panel,
+    "ranking": _ranking,
 }

@@ -3,11 +3,11 @@ import { h, choice, unpacked } from "./dom.js";
 import { number, short } from "./format.js";
 import { isDark, styled, whenColoursChange } from "./colour.js";
 import { cells, matrix } from "./matrix.js";
+import { links } from "./links.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const weightOf = (byte) => (byte / 255) ** 2;
 const said = (weight) => number(weight, 2);
-const ROOT = Float32Array.from({ length: 256 }, (_, byte) => byte / 255);
 
 export const attention = (document_, options = {}) => {
   const { tokens, patterns, tiles, size } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
@@ -32,7 +32,7 @@ export const attention = (document_, options = {}) => {
     ...(document_.beside ? [["on average over others", document_.beside[layer][head]]] : [])], show);
   show(state.layer, 0);
   return h("section", { class: "ch-input ch-attention" },
-    options.head !== false && h("h2", null, `What it attends to: ${document_.prediction}`),
+    options.head !== false && h("h2", null, document_.heading),
     h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${tokens.length} units · the row of ${tokens[document_.row]} is read`),
     h("div", { class: "ch-panels" },
       h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top. Choose a head to look at it."), overview),
@@ -44,41 +44,45 @@ export const attention = (document_, options = {}) => {
 
 // Small maps side by side on one canvas, the deepest layer on top.
 const everyHead = (layers, heads, size, tileOf, told, choose) => {
-  const edge = Math.max(18, Math.min(56, Math.floor(520 / Math.max(heads, layers)))), gap = 4, left = 22, top = 16;
+  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(390 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
   const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `A map for each of ${layers} × ${heads} heads` });
-  let chosen = [layers - 1, 0], pointed = null, drawn = [];
+  let chosen = [layers - 1, 0], pointed = null, sheet = null;
   const corner = (layer, head) => [left + head * (edge + gap), top + (layers - 1 - layer) * (edge + gap)];
-  const draw = (fresh) => {
-    const dark = isDark(canvas), scale = Math.max(1, devicePixelRatio * 1.5);
-    canvas.width = width * scale;
-    canvas.height = height * scale;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const context = canvas.getContext("2d");
+  const scale = Math.max(1, devicePixelRatio * 1.5);
+  // All maps, drawn once; frames come over them.
+  const maps = () => {
+    const made = h("canvas", { width: width * scale, height: height * scale }), context = made.getContext("2d"), dark = isDark(canvas);
     context.scale(scale, scale);
     context.imageSmoothingEnabled = size > edge;
     context.font = "11px ui-sans-serif, system-ui, sans-serif";
     context.fillStyle = styled(canvas.parentElement, "--soft");
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const rule = styled(canvas.parentElement, "--rule"), accent = styled(canvas.parentElement, "--accent"), ink = styled(canvas.parentElement, "--ink");
+    context.strokeStyle = styled(canvas.parentElement, "--rule");
     for (let head = 0; head < heads; head++) context.fillText(head, left + head * (edge + gap) + edge / 2, 8);
     for (let layer = 0; layer < layers; layer++) {
-      context.fillStyle = styled(canvas.parentElement, "--soft");
       context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
       for (let head = 0; head < heads; head++) {
-        const at = corner(layer, head), place = layer * heads + head;
-        if (fresh || !drawn[place]) drawn[place] = cells(Array.from(tileOf(layer, head), (byte) => ROOT[byte]), size, size, 1, dark, true);
-        context.drawImage(drawn[place], ...at, edge, edge);
-        context.strokeStyle = rule;
-        context.lineWidth = 1;
+        const at = corner(layer, head);
+        context.drawImage(cells(tileOf(layer, head), size, size, 255, dark, true), ...at, edge, edge);
         context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
       }
     }
-    for (const [place, colour, line] of [[pointed, ink, 1.5], [chosen, accent, 2.5]]) {
+    return made;
+  };
+  const draw = (fresh) => {
+    if (fresh || !sheet) sheet = maps();
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = canvas.getContext("2d");
+    context.drawImage(sheet, 0, 0);
+    context.scale(scale, scale);
+    for (const [place, colour, line] of [[pointed, "--ink", 1.5], [chosen, "--accent", 2.5]]) {
       if (!place) continue;
-      context.strokeStyle = colour;
+      context.strokeStyle = styled(canvas.parentElement, colour);
       context.lineWidth = line;
       const [x, y] = corner(...place);
       context.strokeRect(x - 1, y - 1, edge + 2, edge + 2);
@@ -113,15 +117,15 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
   const average = beside ? `; on average ${beside[layer][head]}` : "";
   const show = (way) => {
     state.way = way;
-    box.replaceChildren(way === 0 ? map() : links(document_, layer, head, whole));
+    box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
   };
   const map = () => {
     if (whole) {
-      return matrix({ rows: tokens, columns: tokens, values: Float32Array.from(whole, (byte) => ROOT[byte]), full: 1, weights: true, square: true, largest: 22, room: 560, table: false,
+      return matrix({ rows: tokens, columns: tokens, values: whole, full: 255, weights: true, square: true, largest: 22, room: 560, table: false,
         label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${tokens[key]}`, said(weightOf(whole[query * n + key]))]] });
     }
     const start = (block) => Math.floor(block * n / size), names = Array.from({ length: size }, (_, block) => `${start(block)} ${tokens[start(block)]} …`);
-    return h("div", null, matrix({ rows: names, columns: names, values: Float32Array.from(pooled, (byte) => ROOT[byte]), full: 1, weights: true, square: true, room: 560, largest: 6, table: false,
+    return h("div", null, matrix({ rows: names, columns: names, values: pooled, full: 255, weights: true, square: true, room: 560, largest: 6, table: false,
       label: "Attention, blocks of units", told: (query, key) => [[`${names[query]} → ${names[key]}`, `at most ${said(weightOf(pooled[query * size + key]))}`]] }),
     h("p", { class: "ch-note" }, `Summarised: ${n} units in ${size} blocks, the largest weight of each.`));
   };
@@ -130,61 +134,16 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
     choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box];
 };
 
-// Two columns of units, who looks at the left and what is looked at at the right; the stronger, the thicker.
-const links = (document_, layer, head, whole) => {
-  const { tokens } = document_, n = tokens.length, step = n <= 40 ? 22 : 15, WIDE = 180, HIGH = n * step;
-  const every = whole ? Array.from({ length: n }, (_, query) => strongestOf(whole.subarray(query * n, (query + 1) * n), query, n <= 80 ? n : 4)).flat() : kept(document_.links[layer][head]);
-  const canvas = h("canvas", { class: "ch-canvas", "aria-hidden": "true" });
-  let own = null;
-  const draw = () => {
-    const scale = Math.min(Math.max(1, devicePixelRatio), 15000 / HIGH), blue = styled(canvas.parentElement, "--link");
-    canvas.width = WIDE * scale;
-    canvas.height = HIGH * scale;
-    canvas.style.width = `${WIDE}px`;
-    canvas.style.height = `${HIGH}px`;
-    const context = canvas.getContext("2d");
-    context.scale(scale, scale);
-    context.strokeStyle = blue;
-    const shown = own === null ? every : whole && own[0] === 0 ? strongestOf(whole.subarray(own[1] * n, (own[1] + 1) * n), own[1], n) : every.filter((link) => link[own[0]] === own[1]);
-    for (const [query, key, weight] of shown) {
-      if (weight < 0.01) continue;
-      context.globalAlpha = Math.min(1, 0.05 + weight);
-      context.lineWidth = 0.6 + 2.4 * weight;
-      context.beginPath();
-      context.moveTo(0, (query + 0.5) * step);
-      context.bezierCurveTo(WIDE / 2, (query + 0.5) * step, WIDE / 2, (key + 0.5) * step, WIDE, (key + 0.5) * step);
-      context.stroke();
-    }
-  };
-  const told = (side, unit) => {
-    const best = every.filter((link) => link[side] === unit).sort((a, b) => b[2] - a[2]).slice(0, 5);
-    return [[`${tokens[unit]} ${side === 0 ? "looks at" : "is looked at by"}`, ""], ...best.map((link) => [tokens[link[1 - side]], said(link[2])])];
-  };
-  const column = (side) => {
-    const items = tokens.map((token, unit) => h("li", { "data-unit": unit, style: { height: `${step}px` } }, h("bdi", null, short(token, 16))));
-    const list = h("ol", { class: "ch-ends", tabindex: 0, "aria-label": side === 0 ? "Units that look" : "Units that are looked at" }, items);
-    const show = (unit, aloud) => {
-      own = [side, unit];
-      items.forEach((item, place) => item.classList.toggle("ch-on", place === unit));
-      draw();
-      tell(list, told(side, unit), items[unit].getBoundingClientRect(), aloud);
-      if (aloud) items[unit].scrollIntoView({ block: "nearest" });
-    };
-    const leave = () => { own = null; items.forEach((item) => item.classList.remove("ch-on")); draw(); hush(list); };
-    const moveTo = cursor(list, () => [1, n], (_, unit) => show(unit, true), leave);
-    list.addEventListener("pointerover", (event) => { const unit = event.target.closest("li")?.dataset.unit; if (unit !== undefined) { show(Number(unit)); moveTo(0, Number(unit)); } });
-    list.addEventListener("pointerleave", leave);
-    return list;
-  };
-  const frame = h("div", { class: "ch-scroll ch-links", tabindex: 0, role: "region", "aria-label": "Links of this head" }, column(0), canvas, column(1));
-  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
-  seen.observe(frame);
-  whenColoursChange(canvas, draw);
-  return h("div", null, h("p", { class: "ch-note" }, whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`), frame);
+// A head's links: every one of a short input, the strongest of a long one.
+const linksOf = (document_, layer, head, whole) => {
+  const { tokens } = document_, n = tokens.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
+  const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
+  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`;
+  return h("div", null, h("p", { class: "ch-note" }, note),
+    links({ left: tokens, right: tokens, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
 };
 
-const strongestOf = (row, query, count) =>
-  Array.from(row, (byte, key) => [query, key, weightOf(byte)]).sort((a, b) => b[2] - a[2]).slice(0, count);
+const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
 
 const kept = ({ ends, weights }) => {
   const pairs = unpacked(ends);

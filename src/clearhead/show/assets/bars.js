@@ -93,7 +93,9 @@ export const force = ({ base, value, scale: unit }, streams) => {
   const mark = (at, words, anchor) => [
     svg("line", { x1: x(at), x2: x(at), y1: 20, y2: 58, class: "ch-mark" }),
     svg("text", { x: x(at), y: 14, "text-anchor": anchor, class: "ch-strong" }, words)];
-  const side = (at) => (x(at) < 90 ? "start" : x(at) > WIDE - 90 ? "end" : "middle");
+  // The two names stand on the outer sides of their marks, or inside where there is no room.
+  const first = Math.min(base, reached);
+  const side = (at) => (x(at) < 90 ? "start" : x(at) > WIDE - 90 ? "end" : at === first ? "end" : "start");
   const picture = svg("svg", { viewBox: `0 0 ${WIDE} 80`, class: "ch-force", role: "img", "aria-label": "From the base value to the output" },
     pushed(up, 1), pushed(down, -1), mark(base, `base ${number(base, 3)}`, side(base)), mark(reached, `output ${number(reached, 3)}`, side(reached)));
   const gap = value - reached;

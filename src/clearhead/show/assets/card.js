@@ -3,9 +3,10 @@ import { h, choice, folded, scrolled, unpacked } from "./dom.js";
 import { isMissing, number } from "./format.js";
 import { paint } from "./colour.js";
 import { bars, everyScore, force, legend, prediction, strongest } from "./bars.js";
+import { links } from "./links.js";
 import { matrix } from "./matrix.js";
 import { overTime, text } from "./text.js";
-import { overlay, regions, seen, smallMaps } from "./picture.js";
+import { image, overlay, place, regions, seen, smallMaps } from "./picture.js";
 
 const partOf = (card, stream) => card.explanation.parts?.[stream.stream] ?? card.explanation;
 const largest = (scores, special) => {
@@ -51,6 +52,7 @@ export const input = (document_, options = {}) => {
       prediction(document_.prediction, options.onLabel)),
     notes.map((note) => h("p", { class: "ch-warn", role: "note" }, note)),
     h("div", { class: `ch-methods${wide ? " ch-wide" : ""}` }, cards.map((card) => drawCard(document_, card, point))),
+    document_.links && between(document_),
     agreement.length > 0 && agreementOf(agreement),
   ].flat().filter(Boolean));
   return section;
@@ -89,13 +91,14 @@ const drawStream = (document_, card, stream, state, point, titled, choose, rende
   if (scale.evidence?.length) notes.push("dotted line: what people marked");
   const level = stream.words && choice("Units", ["Tokens", "Words"], state.words ? 1 : 0, (words) => { state.words = words === 1; render(); });
   const place = drawPlace(document_, stream, scale, own, part, state, told, point);
+  const key = legend(scale, own.signed, notes), best = bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6));
+  const beside = stream.shape === "grid" || stream.shape === "boxes";
   return [
     titled && h("h4", null, stream.title),
     level,
-    place,
-    legend(scale, own.signed, notes),
+    beside ? h("div", { class: "ch-beside" }, h("div", null, place, key), best) : [place, key],
     steps(document_, card, stream, state, choose),
-    bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6)),
+    !beside && best,
   ];
 };
 
@@ -176,6 +179,23 @@ const heads = (packed, stream, part) => {
   const full = Math.max(...weight) || 1;
   return [h("p", { class: "ch-label" }, `What each head gives in all; full colour is ${number(full, 3)}. Choose one to see to which units.`),
     matrix({ rows: packed.rows.map((layer) => `layer ${layer}`), columns: packed.columns.map((head) => `head ${head}`), values: weight, full, label: "Layer by head", largest: 26, choose }), below];
+};
+
+// Which units of one stream look at which of another; over a picture, the regions of the one that is pointed at light up.
+const between = (document_) => {
+  const { from, to, weights, rows } = document_.links, values = unpacked(weights), [, width] = weights.shape, full = weights.full;
+  const [left, right] = [from, to].map((name) => document_.streams.find(({ stream }) => stream === name));
+  const every = Array.from(values, (weight, place) => [Math.floor(place / width), place % width, weight / full]);
+  const boxes = partOf(document_.cards[0], right).units.boxes, picture = document_.picture && boxes && h("div", { class: "ch-stack" },
+    image(document_.picture, "", true), boxes.map((box, unit) => box && h("i", { class: "ch-lit", "data-unit": unit, style: place(box) })));
+  const point = (side, unit) => picture && boxes.forEach((_, region) => {
+    const lit = picture.querySelector(`[data-unit="${region}"]`);
+    const weight = unit === null ? 0 : side === 0 ? values[unit * width + region] / full : Number(region === unit);
+    lit?.style.setProperty("--s", weight);
+  });
+  return h("section", { class: "ch-panel" }, h("h3", null, `${left.title} and ${right.title.toLowerCase()}`),
+    h("p", { class: "ch-note" }, `${rows}; the strongest link is ${number(full, 3)}. Point at a unit to see its links alone.`),
+    h("div", { class: "ch-beside" }, links({ left: left.labels, right: right.labels, every, names: [left.title, right.title], verbs: ["looks at", "is looked at by"], point }), picture && h("figure", { class: "ch-regions" }, picture)));
 };
 
 const facts = (rows) => h("table", { class: "ch-facts" }, h("tbody", null, rows.map(([key, value]) =>

@@ -1,9 +1,9 @@
 // The one renderer: a document in, a view drawn. Notebooks, single files, reports and the page all come through here.
-import { h } from "./dom.js";
+import { h, folded } from "./dom.js";
 import { redraw } from "./colour.js";
 import { input } from "./card.js";
 import { attention } from "./attention.js";
-import { aggregate, curves, intervals, probe, table } from "./figures.js";
+import { aggregate, curves, intervals, probe, ranking, table } from "./figures.js";
 
 const VERSION = 1;
 
@@ -13,8 +13,18 @@ const page = ({ eyebrow, title, foot, parts }, options) => h("div", null,
   parts.map((part) => view(part, { ...options, head: parts.length > 1 || part.heading !== title })),
   foot && h("p", { class: "ch-foot" }, foot));
 
-const panel = (make) => (document_) => h("div", { class: "ch-panel" }, make(document_));
-const VIEWS = { page, input, attention, aggregate, probe, curves: panel(curves), intervals: panel(intervals), table: panel(table) };
+// Parts under one heading; what few will look for is folded away.
+const section = ({ heading, note, parts, more }, options) => h("section", { class: "ch-input" },
+  options.head !== false && h("h2", null, heading),
+  note && h("p", { class: "ch-note" }, note),
+  parts.map((part) => view(part, {})),
+  more.length > 0 && h("div", { class: "ch-panel" }, more.map((part) => folded(part.title, () => FIGURES[part.view](part)))));
+
+const FIGURES = { curves, intervals, table, ranking };
+const panel = ({ title, parts }) => h("div", { class: "ch-panel" }, h("h3", null, title), h("div", { class: "ch-plots" }, parts.map((part) => FIGURES[part.view](part))));
+const alone = (make) => (document_) => h("div", { class: "ch-panel" }, make !== curves && document_.title && h("h3", null, document_.title), make(document_));
+const VIEWS = { page, section, panel, input, attention, aggregate, probe,
+  ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
 
 const view = (document_, options) => {
   if (document_.version > VERSION) return h("p", { class: "ch-warn" }, "This was made by a newer clearhead than the one that draws it.");

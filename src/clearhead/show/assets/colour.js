@@ -32,8 +32,10 @@ export const isDark = (element) => {
 const bytes = (table) => table.map((hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16)));
 const TABLES = { light: bytes(LIGHT), dark: bytes(DARK) };
 
-// Red, green and blue of a score, for canvases.
-export const rgb = (value, full, dark) => TABLES[dark ? "dark" : "light"][level(value, full) + LEVELS];
+// The colours of all levels as whole pixels, from the strongest against to "no score".
+const pixelsOf = (table) => new Uint32Array(Uint8Array.from(table.flatMap((colour) => [...colour, 255])).buffer);
+const PIXELS = { light: pixelsOf(TABLES.light), dark: pixelsOf(TABLES.dark) };
+export const pixels = (dark) => PIXELS[dark ? "dark" : "light"];
 
 // A glaze to lay over a picture: the nearer to zero, the more transparent; always of the light table, as pictures are.
 export const glaze = (value, full) => {
@@ -42,9 +44,6 @@ export const glaze = (value, full) => {
   const strong = Math.round(Math.sign(share) * Math.max(Math.abs(share), 0.6) * LEVELS);
   return [...TABLES.light[strong + LEVELS], Math.round(255 * Math.abs(share) ** 0.8)];
 };
-
-// Weights from 0 to 1 on the paper's own ramp.
-export const weightRgb = (weight, dark) => rgb(-weight, 1, dark);
 
 // A colour of the style sheet, as a canvas needs it.
 export const styled = (element, name) => {

@@ -6,15 +6,14 @@ import { matrix } from "./matrix.js";
 
 const MOST = 30;
 
-export const aggregate = ({ by, how, rows }, options = {}) => {
+export const aggregate = ({ heading, rows }, options = {}) => {
   const full = Math.max(...rows.map(([, score]) => Math.abs(score)), 0) || 1;
   const scale = { labels: rows.map(([what]) => what), special: rows.map(() => false), scores: rows.map(([, score]) => score), full };
   const said = (place) => `${aligned(rows[place][1], full)} (${rows[place][2]})`;
   const order = rows.map((_, place) => place).sort((a, b) => Math.abs(rows[b][1]) - Math.abs(rows[a][1]));
   const top = order.slice(0, MOST).sort((a, b) => rows[b][1] - rows[a][1]);
-  const title = `${how === "sum" ? "Summed" : "Mean"} scores by ${by}`;
-  return h("section", { class: "ch-input" }, options.head !== false && h("h2", null, title),
-    h("div", { class: "ch-card ch-global" }, bars(`${rows.length > MOST ? `The ${MOST} largest of ${rows.length}` : title}; in brackets, how often`, scale, top, said),
+  return h("section", { class: "ch-input" }, options.head !== false && h("h2", null, heading),
+    h("div", { class: "ch-card ch-global" }, bars(`${rows.length > MOST ? `The ${MOST} largest of ${rows.length}` : "The highest first"}; in brackets, how often`, scale, top, said),
       rows.length > MOST && h("div", { class: "ch-more" }, folded(`All ${rows.length}`, () => bars("The highest first", scale, rows.map((_, place) => place), said)))));
 };
 
@@ -37,7 +36,14 @@ export const intervals = ({ caption, rows }) => {
       h("td", { class: "ch-note" }, row.meaning))))));
 };
 
-export const table = ({ caption, heads, rows }) => scrolled(caption, h("table", { class: "ch-figures" }, h("caption", null, caption),
+// Methods by rank: means on the scale of their column, with their intervals.
+export const ranking = ({ title, columns, ends, rows }) => scrolled(title, h("table", { class: "ch-figures" },
+  h("thead", null, h("tr", null, ["method", ...columns].map((head) => h("th", { scope: "col" }, head)))),
+  h("tbody", null, rows.map(({ name, control, cells }) => h("tr", { class: control && "ch-control" }, h("th", { scope: "row" }, name),
+    cells.map((cell, column) => h("td", null, cell === null ? "–" : [whisker(cell, ...ends[column]), ` ${cell.said[0]} `,
+      h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), h("b", { title: "rank" }, cell.rank)])))))));
+
+export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
   h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),
   h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell) => h("td", null, cell)))))));
 
@@ -64,7 +70,7 @@ export const curves = ({ title, across, lines }) => {
 };
 
 export const probe = (document_, options = {}) => h("section", { class: "ch-input" },
-  options.head !== false && h("h2", null, document_.probe),
+  options.head !== false && h("h2", null, document_.heading),
   h("p", { class: "ch-note" }, [document_.model, `${document_.inputs} inputs`, ...document_.settings.map((pair) => pair.join(" "))].join(" · ")),
   h("div", { class: "ch-card" }, intervals({ caption: "Means over inputs with 95 % intervals", rows: document_.figures }),
     Object.entries(document_.maps).map(([title, packed]) => h("div", null, h("p", { class: "ch-label" }, `${title}; full colour is ${number(packed.full, 3)}`),

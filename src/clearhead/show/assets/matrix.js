@@ -2,7 +2,8 @@
 // can be read as a table; large ones are one pixel or two for each cell, and the pointer says which it is.
 import { h, folded, scrolled } from "./dom.js";
 import { number, short } from "./format.js";
-import { isDark, rgb, styled, weightRgb, whenColoursChange } from "./colour.js";
+import { isDark, level, pixels, styled, whenColoursChange } from "./colour.js";
+import { LEVELS } from "./palette.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const FONT = "11px ui-sans-serif, system-ui, sans-serif";
@@ -119,15 +120,12 @@ export const matrix = (given) => {
   return h("div", null, frame, folded("These figures as a table", () => table(given)));
 };
 
-// One pixel for each cell, to be scaled up.
+// One pixel for each cell, to be scaled up; weights, which have no sign, take the blue side.
 export const cells = (values, rows, columns, full, dark, weights = false) => {
   const canvas = h("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
-  for (let place = 0; place < rows * columns; place++) {
-    const colour = weights ? weightRgb(values[place] / full, dark) : rgb(values[place], full, dark);
-    image.data.set(colour, place * 4);
-    image.data[place * 4 + 3] = 255;
-  }
+  const made = new Uint32Array(image.data.buffer), table = pixels(dark), sign = weights ? -1 : 1;
+  for (let place = 0; place < made.length; place++) made[place] = table[level(sign * values[place], full) + LEVELS];
   context.putImageData(image, 0, 0);
   return canvas;
 };

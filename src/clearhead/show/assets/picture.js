@@ -8,7 +8,7 @@ import { LEVELS } from "./palette.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const percent = (share) => `${(100 * Math.max(0, Math.min(1, share))).toFixed(2)}%`;
-const place = ([left, top, right, bottom]) => {
+export const place = ([left, top, right, bottom]) => {
   const inside = (edge) => Math.max(0, Math.min(1, edge));
   return { left: percent(left), top: percent(top), width: percent(inside(right) - inside(left)), height: percent(inside(bottom) - inside(top)) };
 };
