@@ -135,7 +135,9 @@ def test_another_class_is_one_click_away(page: Page) -> None:
 
 def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> None:
     choose(page, "zoo:pets")
-    drop(page, png(), "cat.png")
+    bring(page, "paste", "pasted.png")
+    expect(page.get_by_alt_text("The picture to explain: pasted.png")).to_be_visible()
+    bring(page, "drop", "cat.png")
     expect(page.get_by_alt_text("The picture to explain: cat.png")).to_be_visible()
     explain(page)
     assert cards(page)[0] == "generic"
@@ -145,16 +147,18 @@ def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> Non
     assert page.locator("#view canvas, #view img").count() > 0
 
 
-def drop(page: Page, content: bytes, name: str) -> None:
+def bring(page: Page, how: str, name: str) -> None:
+    """A picture dropped onto the page, or pasted into it."""
     page.evaluate(
-        """([content, name]) => {
+        """([content, how, name]) => {
             const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
             const held = new DataTransfer();
             held.items.add(new File([bytes], name, { type: "image/png" }));
-            const how = { dataTransfer: held, bubbles: true, cancelable: true };
-            document.getElementById("drop").dispatchEvent(new DragEvent("drop", how));
+            const both = { dataTransfer: held, clipboardData: held, bubbles: true, cancelable: true };
+            const made = how === "drop" ? new DragEvent("drop", both) : new ClipboardEvent("paste", both);
+            document.getElementById("drop").dispatchEvent(made);
         }""",
-        [in_base64(content), name],
+        [in_base64(png()), how, name],
     )
 
 

@@ -154,12 +154,12 @@ class Site:
         """Look at a saved explanation: the bytes of a .safetensors or .json file."""
         content = await request.body()
         found = await run_in_threadpool(saved.explanations_in, content, self.limits)
-        return json_of(await run_in_threadpool(lambda: {**saved.sent(found), "view": document(found)}))
+        return json_of(await run_in_threadpool(lambda: {**saved.sent(found), "view": saved.drawn(found)}))
 
     async def view(self, shown: Shown) -> Response:
         """Several explanations side by side, as the page draws them."""
         found = await run_in_threadpool(saved.explanations_of, shown, self.limits)
-        return json_of({"view": await run_in_threadpool(document, found)})
+        return json_of({"view": await run_in_threadpool(saved.drawn, found)})
 
     async def share(self, shared: Shared) -> Response:
         """A file of explanations: one page that needs no server, or safetensors."""

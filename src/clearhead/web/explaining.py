@@ -132,7 +132,9 @@ def _together(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) 
 
 def _length(one: Explaining, ex: "Explainer") -> tuple[int, ...]:
     given = one.arguments(ex)
-    if "inputs" not in given or one.picture is not None:
+    if "inputs" not in given:
+        return (-1, id(one))  # of a text and a picture: alone
+    if one.picture is not None:
         return (-1,)  # pictures are brought to one size
     return tuple(sum(map(len, sample.axes.values())) for sample in ex.subject.samples(given["inputs"], How()))
 

@@ -2,21 +2,24 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clearhead.errors import InputError
 from clearhead.explanation import from_dict
 from clearhead.explanation import load as open_file
 from clearhead.joint import JointExplanation
+from clearhead.show.documents import document
 from clearhead.web.asking import Shown
 from clearhead.web.limits import Limits
 from clearhead.web.pictures import as_url, pixels_of
 
 if TYPE_CHECKING:
     from clearhead.joint import AnyExplanation
+
+Made = TypeVar("Made")
 
 
 def explanations_in(content: bytes, limits: Limits) -> "list[AnyExplanation]":
@@ -96,14 +99,29 @@ def sent(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
     return {"explanations": [one.to_dict() for one in explanations], "pictures": pictures}
 
 
+def drawn(explanations: "Sequence[AnyExplanation]") -> dict[str, Any]:
+    """How the page draws them. Their form was checked; what stands in their free parts is anybody's."""
+    return _unless_damaged(lambda: document(explanations))
+
+
 def as_html(explanations: "Sequence[AnyExplanation]") -> bytes:
     from clearhead.show.html import page
 
-    return page(explanations).encode("utf-8", "replace")
+    return _unless_damaged(lambda: page(explanations).encode("utf-8", "replace"))
+
+
+def _unless_damaged(make: Callable[[], Made]) -> Made:
+    try:
+        return make()
+    except InputError:
+        raise
+    except Exception as problem:  # whatever is wrong with it comes from outside
+        raise InputError(f"this explanation is damaged: it cannot be drawn ({type(problem).__name__})") from None
 
 
 def as_safetensors(explanations: "Sequence[AnyExplanation]") -> bytes:
     if len(explanations) != 1:
         raise InputError(f"a safetensors file holds one explanation, and there are {len(explanations)}: share a page")
     with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
-        return explanations[0].save(Path(folder) / "saved.safetensors").read_bytes()
+        path = Path(folder) / "saved.safetensors"
+        return _unless_damaged(lambda: explanations[0].save(path).read_bytes())
