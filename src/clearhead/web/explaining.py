@@ -118,8 +118,9 @@ def _explain(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) -
 def _together(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) -> "dict[str, list[AnyExplanation]]":
     given = [one.arguments(ex) for one in asked]
     ask = asked[0].ask
+    inputs: dict[str, Any] = {stream: [one[stream] for one in given] for stream in given[0]}
     found: dict[str, list[AnyExplanation]] = ex.explain(
-        **{stream: [one[stream] for one in given] for stream in given[0]},
+        **inputs,
         method=methods,
         target=[target_of(one.ask, ex.subject) for one in asked],
         scale=ask.scale,
