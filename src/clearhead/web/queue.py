@@ -122,6 +122,7 @@ class Queue:
 
     def submit(self, job: Job) -> None:
         with self.changed:
+            self._close_those_done()
             if len(self.jobs) >= self.limits.waiting:
                 raise Full(self.retry_after)
             self.jobs[job.id] = job
@@ -133,7 +134,7 @@ class Queue:
             job = self.jobs.get(job_id)
             if job is not None:
                 job.cancelled.set()
-                self.changed.notify_all()
+                self._close_those_done()
         return job is not None
 
     @property

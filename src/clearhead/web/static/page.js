@@ -55,7 +55,8 @@ const listener = (result, total) => {
         return result.take(event.explanation, event.picture);
       case "view":
         result.view = event.view;
-        return show(result);
+        if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another is looked at
+        return;
       case "problem":
       case "expired":
         done += event.methods?.length ?? 1;
