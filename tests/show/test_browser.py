@@ -1,9 +1,6 @@
 """Pages in a real browser: nothing hostile runs, nothing is fetched, and what is ours works."""
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clearhead import Comparison, Explanation, aggregate
+from clearhead import Comparison, Explanation
 from clearhead.show import bundle, html, wording
-from clearhead.show.documents import document, view
+from clearhead.show.documents import document
 from clearhead.show.layout import name
-from tests.show.conftest import NASTY, made
+from tests.show.browsing import Open, every_fold, linked
+from tests.show.conftest import NASTY
 from tests.show.streams import every
 from tests.show.test_documents import attended, spread
 from tests.show.test_streams import stepped
@@ -26,75 +24,9 @@ pytestmark = pytest.mark.browser
 OWNED = "<script>document.title='owned'</script><img src=http://owned.invalid/y.png onerror=document.title='owned'>"
 
 
-class Opened:
-    """A page in the browser, with all that it said and asked for."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda problem: self.said.append(str(problem)))
-        page.on("request", lambda request: self.asked.append(request.url))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.page, name)
-
-    @property
-    def fetched(self) -> list[str]:
-        """What was asked for beside the page itself."""
-        return [address for address in self.asked[1:] if not address.startswith("data:")]
-
-
-Open = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next((found for name in names if (found := shutil.which(name))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        program = None
-    if program is None:
-        reason = f"no browser: none of {', '.join(names)} is installed, or playwright is missing"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
-    pages: list[Opened] = []
-
-    def open_page(text: str, **look: Any) -> Opened:
-        file = tmp_path / f"{len(pages)}.html"
-        file.write_text(text, encoding="utf-8")
-        page = Opened(chromium.new_page(viewport={"width": 1180, "height": 900}, **look))
-        pages.append(page)
-        page.goto(file.as_uri())
-        return page
-
-    yield open_page
-    for page in pages:
-        page.close()
-
-
 def framed(result: Any) -> str:
     """As in a notebook: there is no content policy to save it, and escaping alone must hold."""
     return f"<!doctype html><html lang=en><title>safe</title><body>{html.fragment(result)}"
-
-
-def every_fold(page: Opened) -> None:
-    """Open whatever is folded away, and what is folded away inside."""
-    for _ in range(2):
-        page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-        page.wait_for_timeout(30)
 
 
 class TestSafety:
@@ -104,7 +36,11 @@ class TestSafety:
 
     def test_nothing_hostile_runs_and_nothing_is_fetched(self, opened: Open, nasty: Explanation) -> None:
         hostile = replace(stepped(nasty), method=OWNED, prediction={"label": OWNED, "value": 1.0})
-        for text in (html.page([hostile], title="safe"), framed(hostile), framed([hostile, replace(hostile, method="b")])):
+        for text in (
+            html.page([hostile], title="safe"),
+            framed(hostile),
+            framed([hostile, replace(hostile, method="b")]),
+        ):
             page = opened(text)
             every_fold(page)
             page.locator(".ch-chip").first.click()
@@ -123,7 +59,8 @@ class TestSafety:
         page = chromium.new_page()
         policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'"
         given = json.dumps(document(every()["objects"]))
-        body = f'<!doctype html><link rel=stylesheet href=clearhead.css><div id=here></div><script type=module src=go.js></script>'
+        style, start = "<link rel=stylesheet href=clearhead.css>", "<script type=module src=go.js></script>"
+        body = f"<!doctype html>{style}<div id=here></div>{start}"
         go = f'import {{ draw }} from "./clearhead.js"; draw(document.getElementById("here"), {given});'
 
         def answer(route: Any) -> None:
@@ -146,12 +83,19 @@ class TestSafety:
 
 
 class TestText:
-    def test_every_unit_lies_where_it_was_written(self, opened: Open, text: dict[str, Explanation], pair: Explanation) -> None:
+    def test_every_unit_lies_where_it_was_written(
+        self, opened: Open, text: dict[str, Explanation], pair: Explanation
+    ) -> None:
         explanation = text["generic"]
         page = opened(html.page([explanation]))
-        line = page.locator(".ch-text").evaluate("(line) => [...line.childNodes].filter((n) => !n.classList?.contains('ch-x')).map((n) => n.textContent).join('')")
+        line = page.locator(".ch-text").evaluate(
+            "(line) => [...line.childNodes].filter((part) => !part.classList?.contains('ch-x'))"
+            ".map((part) => part.textContent).join('')"
+        )
         assert line == explanation.units.texts[0]
-        assert page.locator(".ch-u").evaluate_all("(all) => all.map((u) => Number(u.dataset.unit))") == list(range(len(explanation)))
+        assert page.locator(".ch-u").evaluate_all("(all) => all.map((u) => Number(u.dataset.unit))") == list(
+            range(len(explanation))
+        )
         assert opened(html.page([pair])).locator(".ch-text").count() == 2
 
     def test_all_scores_are_text(self, opened: Open, text: dict[str, Explanation]) -> None:
@@ -160,12 +104,16 @@ class TestText:
         every_fold(page)
         table = page.locator("details .ch-scores").first
         full = max(abs(explanation.scores[explanation.units.drop_special()]))
-        assert table.locator("td:last-child").all_inner_texts() == [wording.aligned(float(s), full) for s in explanation.scores]
+        assert table.locator("td:last-child").all_inner_texts() == [
+            wording.aligned(float(s), full) for s in explanation.scores
+        ]
         page.get_by_role("button", name="Ranked").click()
         first = table.locator("bdi").first.inner_text()
         assert first == name(explanation.top(1)[0][0])
 
-    def test_the_pointer_and_the_keyboard_say_what_each_method_gives(self, opened: Open, text: dict[str, Explanation]) -> None:
+    def test_the_pointer_and_the_keyboard_say_what_each_method_gives(
+        self, opened: Open, text: dict[str, Explanation]
+    ) -> None:
         page = opened(html.page(Comparison(text)))
         page.locator(".ch-card").first.locator(".ch-u").nth(2).hover()
         told = page.locator(".ch-tip").inner_text()
@@ -215,7 +163,10 @@ class TestPictures:
         page.get_by_role("button", name="Mask").click()
         page.locator(".ch-opacity").fill("0")
         # Above zero all patches of an unsigned method lie inside: nothing is veiled.
-        veiled = "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data.filter((v, i) => i % 4 === 3 && v).length"
+        veiled = (
+            "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data"
+            ".filter((value, place) => place % 4 === 3 && value).length"
+        )
         if not explanation.signed:
             assert page.locator(".ch-heat").first.evaluate(veiled) == 0
         page.locator(".ch-opacity").fill("100")
@@ -240,6 +191,15 @@ class TestPictures:
         left = page.locator(".ch-region").first.evaluate("(box) => parseFloat(box.style.left)")
         assert regions.units.boxes is not None and regions.units.boxes[0] is not None
         assert left == pytest.approx(100 * regions.units.boxes[0][0], abs=0.01)
+
+
+def test_a_word_lights_up_the_regions_that_it_looks_at(opened: Open) -> None:
+    joint = every()["text and regions"]
+    page = opened(linked(joint))
+    page.locator(".ch-ends").first.locator("li").nth(2).hover()
+    weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
+    lit = page.locator(".ch-lit").evaluate_all("(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))")
+    assert lit == pytest.approx((weights[2] / weights.max()).tolist(), rel=1e-5)
 
 
 class TestAttention:
@@ -273,49 +233,6 @@ class TestAttention:
         }"""
         assert page.evaluate(moved) < 100  # milliseconds, on a machine that is busy with other tests
         assert "512 units in 91 blocks" in page.locator(".ch-head-of").inner_text()
-
-
-def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict[str, str]:
-    """A page of every view."""
-    results = every()
-    adding = replace(made(["a", "b", "c"], [1.0, -0.5, 0.25]), base_value=0.75)
-    lines = [
-        {"name": method, "x": [0, 0.5, 1], "y": [1, 0.5, 0.1], "low": [0.9, 0.4, 0], "high": [1, 0.6, 0.2], "grey": grey}
-        for method, grey in (("generic", False), ("random", True))
-    ]
-    curves = view("curves", heading="Curves", title="Deletion", across="share removed", lines=lines)
-    return {
-        "methods": html.page(Comparison(text), evidence=[2, 3]),
-        "picture": html.page([image["generic"]]),
-        "objects": html.page([results["objects"]]),
-        "regions": html.page([results["text and regions"]]),
-        "answer": html.page([results["source and prefix"]]),
-        "sound": html.page([results["sound"]]),
-        "adding": html.page([adding]),
-        "attention": html.page_of(attended(9)),
-        "global": html.page_of(aggregate([text["generic"]])),
-        "curves": html.alone(html.documents.whole_page([curves], "Curves")),
-    }
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_finding_of_axe(
-    scheme: str, opened: Open, text: dict[str, Explanation], image: dict[str, Explanation]
-) -> None:
-    from axe_core_python.sync_playwright import Axe
-
-    for kind, given in gallery(text, image).items():
-        page = opened(given, color_scheme=scheme)
-        every_fold(page)
-        found = Axe().run(page.page)["violations"]
-        serious = [
-            (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], kind
-        assert page.said == [] and page.fetched == [], kind
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{kind} is wider than the window"
 
 
 def test_figures_read_the_same_as_in_python(opened: Open) -> None:

@@ -26,7 +26,9 @@ def test_modules_import_what_others_export_and_come_after_them() -> None:
         for names, other in re.findall(r'^import \{(.*?)\} from "\./([\w.]+)";', source, re.M):
             assert other in exported, f"{name} imports {other}, which comes later"
             assert {one.strip() for one in names.split(",")} <= exported[other], f"{name} imports from {other}"
-        assert len(re.findall("^import ", source, re.M)) == len(re.findall(r'^import \{ [\w, ]+ \} from "\./', source, re.M))
+        assert len(re.findall("^import ", source, re.M)) == len(
+            re.findall(r'^import \{ [\w, ]+ \} from "\./', source, re.M)
+        )
         exported[name] = set(re.findall(r"^export (?:async )?(?:const|function|class) (\w+)", source, re.M))
 
 
@@ -36,9 +38,21 @@ def test_the_page_is_small() -> None:
 
 
 def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "fetch(", "XMLHttpRequest", "import("):
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "fetch(",
+        "XMLHttpRequest",
+        "import(",
+    ):
         assert word not in bundle.script()
-    assert "</script" not in bundle.script().lower() and "http" not in bundle.script().replace("http://www.w3.org/2000/svg", "")
+    assert "</script" not in bundle.script().lower() and "http" not in bundle.script().replace(
+        "http://www.w3.org/2000/svg", ""
+    )
 
 
 def test_the_colours_are_those_of_the_terminal_and_the_figures() -> None:

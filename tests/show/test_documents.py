@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 from clearhead import Comparison, Explanation, InputError, JointExplanation, aggregate, from_dict
+from clearhead.bench.statistics import Interval
 from clearhead.probes.patterns import READINGS
 from clearhead.probes.results import Finding, ProbeResult
 from clearhead.probes.viewing import AttentionView
 from clearhead.show import wording
 from clearhead.show.attention import BUDGET, LINKS, pooled, tile
-from clearhead.show.documents import document, labelled
-from clearhead.show.html import page_of
+from clearhead.show.documents import document, labelled, whole_page
+from clearhead.show.html import alone
 from clearhead.show.layout import name
+from clearhead.show.linking import Links
 from clearhead.show.packing import EXACT, packed
-from clearhead.bench.statistics import Interval
+from tests import joint_models
 from tests.show.conftest import made
-from tests.show.streams import STEPS, every, frames
+from tests.show.streams import STEPS, TEXT, every, frames
 
 RESULTS = every()
 
@@ -176,6 +178,21 @@ class TestPacking:
         assert np.isnan(numbers(given)).all() if value != 0 else (numbers(given) == 0).all()
 
 
+class TestLinks:
+    def test_words_look_at_regions(self) -> None:
+        lxmert = joint_models.explainer("lxmert")
+        given = {"text": TEXT, "regions": joint_models.regions(4)}
+        tape = lxmert.record(**given, asks="attention")
+        links = Links.of(tape, "text", "regions")
+        e = lxmert.explain(**given)
+        assert links.weights.shape == (len(e["text"]), len(e["regions"]))
+        calls = [c for c in tape.calls if (c.query_stream, c.key_stream) == ("text", "regions")]
+        assert links.weights[1, 2] == pytest.approx(np.mean([float(c.attention[0, :, 1, 2].mean()) for c in calls]))  # type: ignore[index]
+        assert document(e, links=links)["links"]["from"] == "text"
+        with pytest.raises(InputError, match="text does not look at audio in this tape: there, "):
+            Links.of(tape, "text", "audio")
+
+
 class TestAttention:
     def test_a_short_input_has_every_weight(self) -> None:
         found = attended(7)
@@ -197,10 +214,14 @@ class TestAttention:
 
     def test_a_thousand_tokens_and_every_head_stay_below_three_megabytes(self) -> None:
         found = spread(attended(1000, 1, 1))
-        given = document(found, inline=False)
+        given = document(found)
         assert given["size"] ** 2 * 144 <= BUDGET and len(given["links"][0][0]["weights"]["data"]) >= LINKS
         assert len(given["graph"]["units"]) == 40 and given["graph"]["of"] == 1000
-        assert len(page_of(found).encode()) < 3_000_000
+        assert len(alone(whole_page([given], "Attention")).encode()) < 3_000_000
+
+    def test_maps_that_are_fetched_one_by_one_leave_a_small_document(self) -> None:
+        given = document(attended(60, 12, 12), inline=False)
+        assert given["size"] == 40 and len(json.dumps(given)) < 1_200_000
 
 
 def test_many_inputs_and_probes_have_documents(text: dict[str, Explanation]) -> None:

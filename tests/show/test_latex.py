@@ -14,7 +14,9 @@ _BACK |= {r"\textquotesingle{}": "'", "-{}": "-"}
 
 def read(source: str) -> str:
     """The text that LaTeX would set."""
-    body = source.partition(r"\noindent ")[2].removesuffix("\\par}\n").replace("%\n", "").replace("\\\\\n", "\n")
+    body = re.sub(r"%\n[ \t]*", "", source.partition("\\noindent%\n")[2])  # what TeX does with a comment
+    assert body.endswith("\\par}\n")
+    body = body.removesuffix("\\par}\n").replace("\\newline", "\n").replace("\\space", " ").replace("\\par\n", "\n")
     body = re.sub(r"\\chunit\{\w{6}\}\{\w{6}\}\{((?:[^{}\\]|\\.|\{\})*)\}", r"\1", body)
     for made_up, sign in _BACK.items():
         body = body.replace(made_up, sign)
@@ -35,7 +37,7 @@ def test_each_unit_has_its_colour(text: dict[str, Explanation]) -> None:
 
 
 def test_no_text_is_a_command(nasty: Explanation) -> None:
-    for sign in NASTY + ["\\input{/etc/passwd}", "a--b ``c''", "^^41"]:
+    for sign in (*NASTY, "\\input{/etc/passwd}", "a--b ``c''", "^^41"):
         left = re.sub(r"\\text\w+\{\}|\\[{}$&#%_]|-\{\}", "", escaped(sign))
         assert not set(left) & set("\\{}$&#%_^~")
     assert "\\input" not in made(["\\input{x}"], [1.0]).latex()

@@ -14,9 +14,9 @@ from clearhead.show.layout import name
 from clearhead.show.terminal import render_comparison
 from tests import dual_models
 from tests.show.conftest import NASTY, made
+from tests.show.pages import Page, assert_harmless
 from tests.show.streams import TEXT, every, picture
 from tests.show.test_figures import drawn, written
-from tests.show.pages import Page, assert_harmless
 from tests.show.test_terminal import printed
 
 RESULTS = every()

@@ -1,4 +1,4 @@
-"""Attention as a document: every head's map in bytes, pooled where a page would grow too large, and links that stand out."""
+"""Attention as a document: every head's map in bytes, pooled where a page would grow too large, and strong links."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def pooled(maps: Float[np.ndarray, "*maps n n"], size: int) -> Float[np.ndarray,
     n = maps.shape[-1]
     if size >= n:
         return maps
-    starts: Int[np.ndarray, "size"] = np.arange(size) * n // size
+    starts: Int[np.ndarray, size] = np.arange(size) * n // size
     return np.maximum.reduceat(np.maximum.reduceat(maps, starts, axis=-2), starts, axis=-1)
 
 
@@ -71,11 +71,15 @@ def _full(rows: Float[np.ndarray, "layer unit"]) -> float:
 
 def _strongest(weights: Float[np.ndarray, "query key"]) -> Document:
     """The strongest links of one head: where from, where to, how strong."""
-    chosen = np.argsort(-weights, axis=None, kind="stable")[: min(LINKS, weights.size)]
-    query, key = np.unravel_index(chosen, weights.shape)
+    flat = weights.ravel()
+    most = np.argpartition(flat, -LINKS)[-LINKS:]  # maps are pooled only where they have far more weights than this
+    query, key = np.unravel_index(most[np.lexsort((most, -flat[most]))], weights.shape)
     ends: Int[np.ndarray, "link 2"] = np.stack([query, key], 1).astype("<u2")
-    strengths: UInt8[np.ndarray, "link"] = quantised(weights[query, key])
-    return {"ends": {**tiles(ends.view(np.uint8)), "type": "u2", "shape": list(ends.shape)}, "weights": tiles(strengths)}
+    strengths: UInt8[np.ndarray, link] = quantised(weights[query, key])
+    return {
+        "ends": {**tiles(ends.view(np.uint8)), "type": "u2", "shape": list(ends.shape)},
+        "weights": tiles(strengths),
+    }
 
 
 def _graph(mean: Float[np.ndarray, "layer query key"], depth: "dict[str, Any]") -> Document:

@@ -5,11 +5,9 @@ pointer are the renderer's (`assets/`). No score is computed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
 from clearhead.aggregation import Aggregate
 from clearhead.comparison import Comparison
@@ -23,7 +21,7 @@ from clearhead.show.packing import EXACT, LARGEST, packed
 from clearhead.units import Units
 
 if TYPE_CHECKING:
-    from clearhead.recording.tape import Tape
+    from clearhead.show.linking import Links
 
 VERSION = 1
 #: How many moments of a sound are drawn beside one another.
@@ -32,34 +30,6 @@ MOMENTS = 400
 _PACKED = ("per_layer", "per_head", "factors")
 
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Links:
-    """How strongly units of one stream look at those of another, such as words at regions of a picture."""
-
-    from_stream: str
-    to_stream: str
-    weights: Float[np.ndarray, "unit other"]
-    about: str = "Attention, mean of heads and layers"
-
-    @classmethod
-    def of(cls, tape: "Tape", from_stream: str, to_stream: str) -> "Links":
-        """Mean attention from one stream to another over the layers of a tape that have it."""
-        found = [
-            call.mean_attention[0].double().cpu().numpy()
-            for call in tape.calls
-            if (call.query_stream, call.key_stream) == (from_stream, to_stream) and call.attention is not None
-        ]
-        if not found:
-            looks = sorted({f"{call.query_stream} at {call.key_stream}" for call in tape.calls})
-            raise InputError(f"{from_stream} does not look at {to_stream} in this tape: there, {', '.join(looks)}")
-        return cls(from_stream, to_stream, np.mean(found, axis=0))
-
-    def to_dict(self) -> Document:
-        full = float(np.nanmax(self.weights)) or 1.0
-        weights = packed(self.weights, full)
-        return {"from": self.from_stream, "to": self.to_stream, "weights": weights, "rows": self.about}
 
 
 def document(
@@ -78,8 +48,12 @@ def document(
 
         return attention(result, **options)
     if isinstance(result, Aggregate):
+        from clearhead.show.summaries import aggregate
+
         return aggregate(result)
     if isinstance(result, ProbeResult):
+        from clearhead.show.summaries import probe
+
         return probe(result)
     groups = by_input(every(result))
     if not groups:
@@ -206,21 +180,16 @@ def _stream(explanation: Explanation, evidence: Collection[int] | None = None) -
         "title": name(units.stream).capitalize(),
         "input": True,
         "shape": shape(explanation),
-        **_names(units),
+        "labels": [wording.unit_label(explanation, place) for place in range(len(units))],
     }
-    made["labels"] = [wording.unit_label(explanation, place) for place in range(len(units))]
     if made["shape"] == "grid":
         made["size"] = list(reversed(pictures.size(explanation)))  # width, height
-    if made["shape"] in ("text", "list"):
+    if made["shape"] == "text":
+        made |= {"lines": _lines(units), "as_written": units.offsets is not None, "words": _words(units)}
         made["inside"] = {str(place): word for place, word in wording.words_of(explanation).items()}
-        made["words"] = _words(units)
     if evidence:
         made["evidence"] = sorted({int(place) for place in evidence if 0 <= place < len(units)})
     return made
-
-
-def _names(units: Units) -> Document:
-    return {"lines": _lines(units), "as_written": units.offsets is not None} if units.grid is None else {}
 
 
 def _words(units: Units) -> Document | None:
@@ -315,44 +284,3 @@ def _agreement(comparison: Comparison) -> list[Document]:
         {"stream": name(stream).capitalize(), "methods": comparison.methods, "values": plain(tau)}
         for stream, tau in comparison.agreements.items()
     ]
-
-
-def aggregate(found: Aggregate) -> Document:
-    """Global bars over many inputs."""
-    rows = [[name(what), score, count] for what, score, count in found.rows]
-    heading = f"{'Summed' if found.how == 'sum' else 'Mean'} scores by {found.by}"
-    return view("aggregate", heading=heading, rows=plain(rows))
-
-
-def probe(found: Any) -> Document:
-    """A probe's figures with their intervals, its layer × head tables, and what follows."""
-    figures = [
-        {"name": name(f.name), "mean": f.value.mean, "low": f.value.low, "high": f.value.high, "count": f.value.count}
-        | {"meaning": name(f.meaning)}
-        for f in found.findings
-    ]
-    maps = {}
-    for title, table in found.tables.items():
-        values = np.asarray(table, dtype=float) if _is_table(table) else None
-        if values is not None and values.ndim == 2 and values.size:
-            size = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-            maps[name(str(title))] = packed(values, size or 1.0)
-    settings = [[name(str(key)), name(str(value))] for key, value in found.settings.items()]
-    return view(
-        "probe",
-        heading=name(found.probe),
-        model=name(found.model),
-        settings=settings,
-        inputs=len(found.lines),
-        figures=plain(figures),
-        maps=maps,
-        says=found.says,
-    )
-
-
-def _is_table(value: Any) -> bool:
-    try:
-        return np.asarray(value, dtype=float).ndim == 2
-    except (TypeError, ValueError):
-        return False
-

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: a document for the renderer, and the same figures as plain tables where no script runs."""
+"""One self-contained HTML file: a document for the renderer, and its figures as plain tables where no script runs."""
 
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence

@@ -1,5 +1,7 @@
 """Coloured text for a paper: a piece of LaTeX that needs the xcolor package and nothing else."""
 
+import re
+
 from clearhead.errors import InputError
 from clearhead.explanation import Explanation
 from clearhead.show.colours import NO_SCORE, hexed, ink, largest, levels, of_level
@@ -24,6 +26,9 @@ _SIGNS = {
     "`": r"\textasciigrave{}",
     "'": r"\textquotesingle{}",
 }
+#: Written out, because TeX drops spaces at the beginning of a line.
+_SPACE, _BREAK = "\\space%\n", "\\newline%\n"
+_RUNS = re.compile(r"\s+|\S+")
 _HEAD = r"% needs \usepackage[T1]{fontenc}, \usepackage{textcomp} and \usepackage{xcolor}"
 _UNIT = r"\newcommand{\chunit}[3]{\colorbox[HTML]{#1}{\textcolor[HTML]{#2}{\strut #3}}\allowbreak}"
 
@@ -44,9 +49,9 @@ def latex(explanation: Explanation, special: bool = False) -> str:
     made = []
     for line in lines(explanation.units):
         pieces = [_piece(piece, None if piece.unit is None else int(steps[piece.unit]), special) for piece in line]
-        made.append("".join(pieces).strip())
-    body = "\n\n".join(made)
-    return f"{_HEAD}\n{{\\setlength{{\\fboxsep}}{{0.8pt}}%\n{_UNIT}%\n\\noindent {body}\\par}}\n"
+        made.append("".join(pieces))
+    body = "\\par\n".join(made)
+    return f"{_HEAD}\n{{\\setlength{{\\fboxsep}}{{0.8pt}}%\n{_UNIT}%\n\\noindent%\n{body}\\par}}\n"
 
 
 def _piece(piece: Piece, level: int | None, special: bool) -> str:
@@ -60,14 +65,15 @@ def _piece(piece: Piece, level: int | None, special: bool) -> str:
     colours = "".join(f"{{{hexed(rgb)[1:].upper()}}}" for rgb in (background, ink(background)))
     text = escaped(piece.text.strip())
     text = rf"\texttt{{{text}}}" if piece.special else rf"\textit{{{text}}}" if level == NO_SCORE else text
-    before, after = (" " if piece.text[:1].isspace() else ""), (" " if piece.text[-1:].isspace() else "")
-    return f"{before}\\chunit{colours}{{{text}}}%\n{after}" if text else " "
+    before, after = (_SPACE if piece.text[:1].isspace() else ""), (_SPACE if piece.text[-1:].isspace() else "")
+    return f"{before}\\chunit{colours}{{{text}}}%\n{after}" if text else _SPACE
 
 
 def _spaced(text: str) -> str:
     """What lies between units; a line break of the text is one in the paper."""
-    parts = [escaped(part) for part in text.split("\n")]
-    return "\\\\\n".join(parts)
+    return "".join(
+        _BREAK if "\n" in part else _SPACE if part.isspace() else escaped(part) for part in _RUNS.findall(text)
+    )
 
 
 def escaped(text: str) -> str:

@@ -39,7 +39,9 @@ def _card(given: Document, card: Document) -> Iterable[Part]:
 
 
 def _attention(given: Document) -> Markup:
-    rows = [[f"layer {layer}, head {head}", pattern] for layer, own in _numbered(given["patterns"]) for head, pattern in own]
+    rows = [
+        [f"layer {layer}, head {head}", pattern] for layer, own in _numbered(given["patterns"]) for head, pattern in own
+    ]
     about = tag("p", f"{given['model']} says {given['prediction']}. {given['says']}")
     return tag("section", tag("h2", given["heading"]), about, _table("What each head looks at", rows))
 
@@ -55,7 +57,9 @@ def _aggregate(given: Document) -> Markup:
 
 def _probe(given: Document) -> Markup:
     rows = [[row["name"], *_figures(row)] for row in given["figures"]]
-    return tag("section", tag("h2", given["heading"]), _table("Means with 95 % intervals", rows), tag("p", given["says"]))
+    return tag(
+        "section", tag("h2", given["heading"]), _table("Means with 95 % intervals", rows), tag("p", given["says"])
+    )
 
 
 def _curves(given: Document) -> Markup:

@@ -162,7 +162,7 @@ const depth = (document_) => {
       told: (row, unit) => [[`layer ${order[row]}, ${document_.tokens[unit]}`, number(turned[row * n + unit], 3)]] }));
   };
   show();
-  return h("div", null, h("div", { class: "ch-picks" },
+  return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },
     choice("What is followed", kinds, state.kind, (kind) => { state.kind = kind; show(); }),
     choice("How it is drawn", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
 };
@@ -170,7 +170,7 @@ const depth = (document_) => {
 // Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
 const graph = (document_, values, full) => {
   const { units, links: every, of } = document_.graph, tokens = document_.tokens, n = tokens.length, layers = values.length / n;
-  const ROW = 20, LEFT = 130, step = Math.max(70, Math.min(150, 820 / layers)), WIDE = LEFT + layers * step + 20, HIGH = units.length * ROW + 30;
+  const ROW = 20, LEFT = 130, step = Math.max(70, Math.min(150, 820 / layers)), WIDE = LEFT + layers * step + 44, HIGH = units.length * ROW + 30;
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": "Layered graph of attention; the table beside it has the same figures" });
   const draw = () => {
     const scale = Math.max(1, devicePixelRatio * 1.5), home = canvas.parentElement;

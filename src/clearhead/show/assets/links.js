@@ -21,10 +21,13 @@ export const links = ({ left, right, every, alone, names, verbs, point }) => {
     canvas.style.height = `${HIGH}px`;
     context.scale(scale, scale);
     context.strokeStyle = styled(canvas.parentElement, "--link");
-    for (const [from, to, weight] of own ? of(...own) : every) {
-      if (weight < 0.01) continue;
-      context.globalAlpha = Math.min(1, 0.05 + weight);
-      context.lineWidth = 0.6 + 2.4 * weight;
+    // As strong as it is beside the strongest that is shown: attention over many units is thin everywhere.
+    const shown = own ? of(...own) : every, top = shown.reduce((most, link) => Math.max(most, link[2]), 1e-9);
+    for (const [from, to, weight] of shown) {
+      const share = (weight / top) ** 1.5;
+      if (share < 0.02) continue;
+      context.globalAlpha = share;
+      context.lineWidth = 0.6 + 2.4 * share;
       context.beginPath();
       context.moveTo(0, (from + 0.5) * step);
       context.bezierCurveTo(WIDE / 2, (from + 0.5) * step, WIDE / 2, (to + 0.5) * step, WIDE, (to + 0.5) * step);
