@@ -44,7 +44,7 @@ def uniform(
     """
     probed = Probed(ex, inputs, target, candidates)
     scopes = {f"layer {layer}": Scope("S3", layer) for layer in range(probed.layers)} | {"all layers": Scope("S4")}
-    if all(len(probed.subject.rows(sample, probed.target)) == 1 for sample in probed.samples):
+    if all(len(probed.rows(sample)) == 1 for sample in probed.samples):
         scopes = {"row that is read": Scope("S1"), **scopes}
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
     for places, batch in probed.batches(INPUTS, progress):

@@ -101,7 +101,7 @@ def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: A
     others = None
     if beside:
         parts = [
-            looks(other, i) for _, other in Probed(ex, beside, target).batches(16) for i in range(len(other.samples))
+            looks(other, i) for _, other in Probed(ex, beside, target).batches(INPUTS) for i in range(len(other.samples))
         ]
         others = {name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]}
     methods = ["rollout", *(["flow"] if find_spec("igraph") and batch.lengths[0] <= LONGEST else [])]
@@ -109,7 +109,7 @@ def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: A
     raw = np.stack([batch.pooled(layer)[0].mean(0).double().cpu().numpy() for layer in range(probed.layers)])
     return AttentionView(
         model=probed.subject.name,
-        tokens=probed.samples[0].units.names,
+        tokens=probed.units(probed.samples[0]).names,
         row=probed.row(probed.samples[0]),
         prediction=probed.label(batch.probabilities[0]),
         attention=np.stack([part[0].double().cpu().numpy() for part in batch.attention]),

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import InputError, Refusal
 from clearhead.recording.interface import Captured, patching
+from clearhead.recording.own import replacing
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.returned import attention_modules
 from clearhead.recording.scope import at_rest, hooks
@@ -91,6 +92,10 @@ class _Patcher:
         moved = ((now - attention).to(per_head.dtype) @ per_head).transpose(1, 2)
         return output + moved.reshape(output.shape), now
 
+    def alone(self, attention: Weights) -> Weights:
+        """A call that no mask is known of."""
+        return self.attention(attention, visible_keys(attention, None))
+
     def check(self, calls: Sequence[Captured], model: nn.Module) -> None:
         """What was heard must be what was put in place."""
         name = type(model).__name__
@@ -127,7 +132,7 @@ class _AtSoftmax(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if self.inside is None or func not in _SOFTMAX or made.dim() != 4:
             return made
-        return self.patcher.attention(made, visible_keys(made, None))
+        return self.patcher.alone(made)
 
     def handles(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         modules = attention_modules(model)
@@ -149,13 +154,8 @@ class _AtSoftmax(TorchFunctionMode):
 def _placing(recorder: Recorder, patcher: _Patcher) -> Iterator[None]:
     tested = recorder.tested
     assert tested is not None
-    if tested.path == "registered":
-        raise Refusal(
-            f"the attention of {type(recorder.model).__name__} cannot be replaced: a registered function stands in for "
-            "its modules, and only recorded ones of transformers can be patched"
-        )
-    if tested.path == "interface":
-        with patching(patcher.call):
+    if tested.path != "returned":
+        with patching(patcher.call), replacing(patcher.alone):
             yield
         return
     mode = _AtSoftmax(patcher)

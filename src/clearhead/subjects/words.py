@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -104,7 +105,7 @@ class Words:
         limits = [getattr(self.tokenizer, "model_max_length", None), self.positions]
         return min(int(limit) for limit in limits if limit)
 
-    @property
+    @cached_property  # every text asks for it, and to look through all modules takes milliseconds
     def positions(self) -> int:
         """The size of the model's table of positions."""
         size = getattr(self.config, "max_position_embeddings", None)
