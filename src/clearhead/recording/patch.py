@@ -7,7 +7,7 @@ is pinned to what it was in a clean pass, and only the direct path is left.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import InputError, Refusal
-from clearhead.recording.interface import Captured, patching
+from clearhead.recording.interface import Captured, capture, patching
 from clearhead.recording.own import replacing
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.returned import attention_modules
 from clearhead.recording.scope import at_rest, hooks
+from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Asks
 
 Weights = Float[Tensor, "batch head query key"]
@@ -151,15 +152,13 @@ class _AtSoftmax(TorchFunctionMode):
 
 
 @contextmanager
-def _placing(recorder: Recorder, patcher: _Patcher) -> Iterator[None]:
-    tested = recorder.tested
-    assert tested is not None
-    if tested.path != "returned":
+def _placing(model: nn.Module, path: str, patcher: _Patcher) -> Iterator[None]:
+    if path != "returned":
         with patching(patcher.call), replacing(patcher.alone):
             yield
         return
     mode = _AtSoftmax(patcher)
-    with hooks(mode.handles(recorder.model)), mode:
+    with hooks(mode.handles(model)), mode:
         yield
 
 
@@ -177,9 +176,25 @@ def patched(
     layers attend anew (live)
     """
     with recorder.lock:
-        recorder.test(inputs)
         patcher = _Patcher(patches, clean)
-        with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder, patcher):
+        path = recorder.test(inputs).path
+        with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder.model, path, patcher):
             output, calls, starts = recorder.forward(inputs, asks, leaves)
         patcher.check(calls, recorder.model)
     return output, calls, starts
+
+
+def learning(
+    model: nn.Module, tested: SelfTest, inputs: Mapping[str, Any], patches: Sequence[Patch] = ()
+) -> tuple[Any, list[Captured]]:
+    """One pass of a model that is being trained, in whatever mode it is: gradients go to its parameters, too.
+
+    tested: what was found out about the model that it is a copy of
+    """
+    patcher = _Patcher(patches, None)
+    with (
+        _placing(model, tested.path, patcher) if patches else nullcontext(),
+        capture(model, implementation=tested.implementation) as calls,
+    ):
+        output = model(**inputs)
+    return output, calls
