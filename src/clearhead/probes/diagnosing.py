@@ -77,7 +77,7 @@ def diagnostic(
     rate: float = 3e-3,
     adversary_steps: int = 300,
     adversary_rate: float = 5e-5,
-    held_out: float = 0.25,
+    held_out: float | int = 0.25,
     seed: int = 0,
     target: Any = None,
     folder: str | Path | None = None,

@@ -84,29 +84,36 @@ class Training:
 
 
 class Lessons:
-    """Inputs with labels, some to learn from, the others to measure on.
+    """Inputs with labels, some to learn from, the others to measure on: a share of them, or so many of the last.
 
     Without labels, the model's own answers are the labels.
     """
 
     def __init__(
-        self, ex: "Explainer", inputs: Any, labels: Sequence[str | int] | None, held_out: float, target: Any, seed: int
+        self,
+        ex: "Explainer",
+        inputs: Any,
+        labels: Sequence[str | int] | None,
+        held_out: float | int,
+        target: Any,
+        seed: int,
     ) -> None:
         self.probed = Probed(ex, inputs, target)
         if self.probed.multi_label:
             raise Refusal("labels that do not exclude each other cannot be trained on by this probe")
         count = len(self.probed.samples)
-        measured = round(held_out * count)
-        if not 0 < held_out < 1 or not 0 < measured < count:
+        last = isinstance(held_out, int)
+        measured = int(held_out) if last else round(held_out * count)
+        if not 0 < measured < count:
             raise InputError(
                 f"held_out={held_out} of {count} inputs leaves none to learn from or none to measure on: give more "
-                "inputs, or another share between 0 and 1"
+                "inputs, a share between 0 and 1, or how many of the last"
             )
         if labels is not None and len(labels) != count:
             raise InputError(f"{len(labels)} labels for {count} inputs: give one for each")
         self.base = Pupil(self.probed).eval()
         self.labels = self._own() if labels is None else self._named(labels)
-        order = np.random.default_rng(seed).permutation(count)
+        order = np.arange(count)[::-1] if last else np.random.default_rng(seed).permutation(count)
         self.measured, self.learned = np.sort(order[:measured]), np.sort(order[measured:])
         digest = hashlib.blake2b(digest_size=6)
         for sample in self.probed.samples:

@@ -48,7 +48,7 @@ def seeds(
     steps: int = 300,
     batch: int = 32,
     rate: float = 5e-5,
-    held_out: float = 0.25,
+    held_out: float | int = 0.25,
     seed: int = 0,
     target: Any = None,
     folder: str | Path | None = None,
