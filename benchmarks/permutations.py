@@ -28,7 +28,9 @@ def sentences(folder: Path, count: int) -> list[str]:
     for name in ("test_official_dev.tsv", "train.tsv"):
         if (folder / name).is_file():
             with (folder / name).open(encoding="utf-8", newline="") as file:
-                found += [row["sentence"].strip() for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+                found += [
+                    row["sentence"].strip() for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+                ]
     if len(found) >= count:
         return found[:count]
     rng = random.Random(0)
@@ -48,7 +50,9 @@ def main() -> None:
     found = probes.permutation(ex, texts, draws=arguments.draws)
     took = time.perf_counter() - started
     median = found.column("median TVD").mean()
-    print(f"{len(texts)} sentences × {arguments.draws} permutations at scope S1: {took:.1f} s (mean median TVD {median:.4f})")
+    print(
+        f"{len(texts)} sentences × {arguments.draws} permutations at scope S1: {took:.1f} s (mean median TVD {median:.4f})"
+    )
     if arguments.limit and took > arguments.limit:
         sys.exit(f"slower than the limit of {arguments.limit:.0f} s")
 

@@ -49,7 +49,9 @@ class Size:
 
 
 FULL = Size()
-SMALL = Size(inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=150, seeds=3, search=150)
+SMALL = Size(
+    inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=150, seeds=3, search=150
+)
 TINY = Size(inputs=6, searched=3, few=3, by_head=1, draws=4, learned=24, steps=2, long_steps=2, seeds=2, search=3)
 
 
@@ -114,10 +116,11 @@ def _bar(name: str, share: float) -> None:
         print(f"{name}: {share:.0%}", flush=True)
 
 
-def learning(model: str, given: Inputs, size: Size, folder: Path) -> tuple[list[str], list[Any], dict[str, Any]]:
+def learning(
+    model: str, given: Inputs, size: Size, folder: Path, times: int = 1
+) -> tuple[list[str], list[Any], dict[str, Any]]:
     """Inputs, labels and settings for the probes that train: what is measured comes last."""
-    measured = given.measured[: size.inputs]
-    learned = given.learned[: 4 * size.learned if model == "logic" else size.learned]
+    measured, learned = given.measured[: size.inputs], given.learned[: times * size.learned]
     texts, labels = zip(*learned, *measured, strict=True)
     how: dict[str, Any] = {
         "sentiment": {"fresh": 1, "steps": size.steps, "rate": 5e-5},
@@ -155,7 +158,7 @@ def jobs() -> dict[str, Callable[..., Any]]:
         return found
 
     def seeds(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
-        texts, labels, how = learning(model, given, size, folder)
+        texts, labels, how = learning(model, given, size, folder, times=4 if model == "logic" else 1)
         return probes.seeds(ex, texts, labels, seeds=size.seeds, **how)
 
     def frontier(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
@@ -222,12 +225,24 @@ def truth(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
     examples = list(read("known", task=model, count=size.few))
     own = explained(ex, examples, methods, protocol, batch_size=16)
     rows = protocol.measure(ex, examples, own.by_method)
-    return {"rows": [{"example": r.example, "method": r.method, "figures": r.figures} for r in rows], "refused": own.refused}
+    return {
+        "rows": [{"example": r.example, "method": r.method, "figures": r.figures} for r in rows],
+        "refused": own.refused,
+    }
 
 
 def wanted(only: str | None) -> list[str]:
     """The jobs, the slow ones first."""
-    order = ["seeds", "frontier", "diagnostic", "permutation-heads", "correlation", "heads", "permutation-S4", "adversary"]
+    order = [
+        "seeds",
+        "frontier",
+        "diagnostic",
+        "permutation-heads",
+        "correlation",
+        "heads",
+        "permutation-S4",
+        "adversary",
+    ]
     order += ["adversary-S2", "permutation-S2", "permutation", "permutation-kept", "uniform", "truth", "skips"]
     every = [TRAINED, *(f"{model}/{job}" for job in order for model in MODELS)]
     left_out = {f"{model}/truth" for model in ("sentiment", "bilstm")} | {"bilstm/skips", "bilstm/permutation-heads"}
@@ -236,7 +251,8 @@ def wanted(only: str | None) -> list[str]:
         left_out |= {f"{model}/skips" for model in MODELS}
     chosen = None if only is None else only.split(",")
     return [
-        name for name in every
+        name
+        for name in every
         if name not in left_out and (chosen is None or name in chosen or name.split("/")[0] in chosen)
     ]
 
@@ -261,7 +277,12 @@ def run_job(name: str, arguments: argparse.Namespace) -> None:
             if device == "cpu":
                 raise
     content = found.to_dict() if hasattr(found, "to_dict") else found
-    told = {"seconds": round(time.perf_counter() - started, 1), "device": device, "size": arguments.size, "found": content}
+    told = {
+        "seconds": round(time.perf_counter() - started, 1),
+        "device": device,
+        "size": arguments.size,
+        "found": content,
+    }
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
     unfinished.replace(path)

@@ -35,7 +35,9 @@ def test_an_adversary_without_strength_is_the_model_itself(ex, tmp_path):
     zero, tiny, far = (next(line for line in result.lines if line["strength"] == s) for s in (0, 1e-8, 1.0))
     assert zero["TVD"] == 0 and zero["JSD"] < 1e-7
     assert tiny["TVD"] < 0.02 and far["JSD"] > 10 * max(tiny["JSD"], 1e-6)
-    moved = [not torch.equal(a, b) for a, b in zip(strong.model.parameters(), lessons.base.model.parameters(), strict=True)]
+    moved = [
+        not torch.equal(a, b) for a, b in zip(strong.model.parameters(), lessons.base.model.parameters(), strict=True)
+    ]
     assert any(moved)
 
 
@@ -43,7 +45,11 @@ def test_an_adversary_without_strength_is_the_model_itself(ex, tmp_path):
 def test_the_model_stays_as_it_was_and_so_do_random_numbers(ex, name):
     ex.subject.model.train()
     before, state = of_model(ex.subject.model), torch.get_rng_state()
-    kinds = {"seeds": {"seeds": 2}, "frontier": {"strengths": [0.1], "seeds": 1}, "diagnostic": {"guides": ["base", "generic"]}}
+    kinds = {
+        "seeds": {"seeds": 2},
+        "frontier": {"strengths": [0.1], "seeds": 1},
+        "diagnostic": {"guides": ["base", "generic"]},
+    }
     once, again = (getattr(probes, name)(ex, INPUTS, LABELS, **SHORT, **kinds[name]).to_dict() for _ in range(2))
     assert of_model(ex.subject.model) == before and torch.equal(torch.get_rng_state(), state)
     assert once == again
@@ -124,11 +130,17 @@ def test_words_without_weight_do_not_count():
 
 
 def test_the_divergence_leaves_padding_out():
-    one, other = torch.rand(2, 2, 1, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    one, other = torch.rand(2, 2, 1, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(
+        -1
+    )
     real = torch.tensor([[0.5, 0.5, 0, 0], [0.25] * 4])
     by_hand = []
     for i, rows in ((0, 2), (1, 4)):
-        gaps = [float((a * (a / b).log()).sum()) for h in range(3) for a, b in zip(one[i, 0, h, :rows], other[i, 0, h, :rows], strict=True)]
+        gaps = [
+            float((a * (a / b).log()).sum())
+            for h in range(3)
+            for a, b in zip(one[i, 0, h, :rows], other[i, 0, h, :rows], strict=True)
+        ]
         by_hand.append(np.mean(gaps))
     assert float(divergence(one, other, real)) == pytest.approx(np.mean(by_hand))
 

@@ -138,7 +138,7 @@ def _searched(
     probed, own, clean = batch.probed, room.own.detach(), room.clean[:, None]
     logits = _noise(batch, own, sets, seed).requires_grad_()
     search = torch.optim.Adam([logits], lr=RATE, amsgrad=True)
-    who, farthest = torch.arange(len(own)), own.new_zeros(len(own))
+    who, farthest = torch.arange(len(own), device=own.device), own.new_zeros(len(own))
     best, moved_by = own.clone(), own.new_zeros(len(own))
     for _ in range(steps):
         with torch.enable_grad():

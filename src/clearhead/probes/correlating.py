@@ -77,9 +77,11 @@ def correlation(
     meanings |= {name: "the same with the evidence in random orders" for name in names if name.startswith("chance")}
     pairs = [name for name in names if name.startswith("τ(")]
     table = {name: float(np.nanmean([line[f"p of {name}"] <= ALPHA for line in lines])) for name in pairs}
+    spread = {name: float(np.nanstd([line[name] for line in lines])) for name in pairs}
     settings = {"unit": unit, "seed": seed}
     shown = findings(lines, meanings)
-    return ProbeResult("correlation", probed.subject.name, settings, lines, shown, SAYS, {"share significant": table})
+    tables = {"share significant": table, "standard deviation": spread}
+    return ProbeResult("correlation", probed.subject.name, settings, lines, shown, SAYS, tables)
 
 
 def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
     if isinstance(masked, InText) and masked.replacement != "delete":
         deleted = players_of(batch.probed.subject, sample, unit, "delete")
         evidence["left out (delete)"] = _left_out(batch, deleted)
-    line: dict[str, Any] = {"input": batch.name(0), "units": masked.count}
+    said = batch.probed.label(batch.probabilities[0])
+    line: dict[str, Any] = {"input": batch.name(0), "prediction": said, "units": masked.count}
     rng = np.random.default_rng(sample.seed(seed))
     for name, heads in _summaries(batch).items():
         own = [_summed(one, masked) for one in heads]

@@ -123,7 +123,7 @@ class Lessons:
         self.facts = {"data": digest.hexdigest(), "labels": self.labels.tolist(), "held out": measured}
 
     def _own(self) -> Int[Tensor, "input"]:
-        return self.base.answers(range(len(self.probed.samples)))[0].argmax(-1)
+        return self.base.answers(range(len(self.probed.samples)))[0].argmax(-1).cpu()
 
     def _named(self, labels: Sequence[str | int]) -> Int[Tensor, "input"]:
         return torch.tensor([self.probed.subject.label_index(label) for label in labels])
@@ -169,7 +169,10 @@ class Pupil:
         return self.subject.scores(output, samples, targets).float(), [call.attention for call in calls]
 
     def answers(
-        self, of: Sequence[int], scope: Scope | None = None, patches: Callable[[Sequence[Sample]], list[Patch]] | None = None
+        self,
+        of: Sequence[int],
+        scope: Scope | None = None,
+        patches: Callable[[Sequence[Sample]], list[Patch]] | None = None,
     ) -> tuple[Float[Tensor, "input label"], list[Float[Tensor, "layer head row key"]]]:
         """The probabilities of these inputs and, with a scope, what is in its reach of each."""
         samples = [self.probed.samples[i] for i in of]
@@ -217,7 +220,9 @@ def renew(model: nn.Module, attending: Sequence[str], fresh: int | str) -> None:
     if fresh == "all":
         first = 0
     elif isinstance(fresh, int) and not isinstance(fresh, bool) and 0 <= fresh <= len(layers) and None not in layers:
-        kept = [order[id(p)] for layer in layers[: len(layers) - fresh] if layer is not None for p in layer.parameters()]
+        kept = [
+            order[id(p)] for layer in layers[: len(layers) - fresh] if layer is not None for p in layer.parameters()
+        ]
         first = max(kept, default=-1) + 1
         first = min([first, *(order[id(p)] for layer in layers[len(layers) - fresh :] for p in layer.parameters())])  # type: ignore[union-attr]
     else:

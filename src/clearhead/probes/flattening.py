@@ -78,9 +78,7 @@ def uniform(
     return ProbeResult("uniform", probed.subject.name, settings, lines, findings(lines, meanings), SAYS)
 
 
-def _lines(
-    batch: Batch, scopes: dict[str, Scope], frozen: bool, true: Sequence[str] | None
-) -> list[dict[str, Any]]:
+def _lines(batch: Batch, scopes: dict[str, Scope], frozen: bool, true: Sequence[str] | None) -> list[dict[str, Any]]:
     probed, clean = batch.probed, batch.probabilities
     best = clean.argmax(-1)
     lines: list[dict[str, Any]] = [

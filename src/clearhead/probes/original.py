@@ -55,11 +55,15 @@ class BiLSTM(nn.Module):
         self.attention, self.head = AdditiveAttention(2 * wide), nn.Linear(2 * wide, classes)
         self.dropout = nn.Dropout(0.3)
 
-    def forward(self, tokens: Int[Tensor, "batch word"], real: Bool[Tensor, "batch word"]) -> Float[Tensor, "batch label"]:
+    def forward(
+        self, tokens: Int[Tensor, "batch word"], real: Bool[Tensor, "batch word"]
+    ) -> Float[Tensor, "batch label"]:
         packed = nn.utils.rnn.pack_padded_sequence(
             self.dropout(self.embedding(tokens)), real.sum(1).cpu(), batch_first=True, enforce_sorted=False
         )
-        states, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=tokens.shape[1])
+        states, _ = nn.utils.rnn.pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=tokens.shape[1]
+        )
         return self.head(self.dropout(self.attention(states, real)))
 
 

@@ -140,9 +140,7 @@ def _in_whole(batch: Batch, shuffling: Shuffling, scope: Scope, frozen: bool) ->
     lines = []
     for i in range(len(batch.samples)):
         one = Batch(batch.probed, [batch.samples[i]])
-        found = [
-            _drawn(one.repeated(len(part)), part, shuffling, scope, frozen) for part in shuffling.parts()
-        ]
+        found = [_drawn(one.repeated(len(part)), part, shuffling, scope, frozen) for part in shuffling.parts()]
         lines.append(_line(one, 0, one.probabilities[0], torch.cat(found), one.largest(scope)))
     return lines
 
@@ -158,9 +156,7 @@ def _by_head(probed: Probed, shuffling: Shuffling, frozen: bool) -> list[list[fl
     return [[mean(Scope("S3", layer, (head,))) for head in range(probed.heads)] for layer in range(probed.layers)]
 
 
-def _drawn(
-    batch: Batch, part: range, shuffling: Shuffling, scope: Scope, frozen: bool
-) -> Float[Tensor, "draw label"]:
+def _drawn(batch: Batch, part: range, shuffling: Shuffling, scope: Scope, frozen: bool) -> Float[Tensor, "draw label"]:
     seed, length = batch.samples[0].seed(shuffling.seed), batch.lengths[0]
 
     def weights(attention: Weights, visible: Visible, layer: int) -> Weights:

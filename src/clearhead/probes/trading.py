@@ -77,7 +77,9 @@ def frontier(
         pupil = taught(lessons, f"seed {number}", training, number, fresh)
         points.append((f"seed {number}", None, *pupil.answers(of, reach)))
     for name, pupil in {"uniform": lessons.base, "uniform, trained": _level(lessons, reach, training, seed)}.items():
-        points.append((name, None, *pupil.answers(of, reach, lambda samples: [levelled(lessons.probed, reach, samples)])))
+        points.append(
+            (name, None, *pupil.answers(of, reach, lambda samples: [levelled(lessons.probed, reach, samples)]))
+        )
     lines, shown = [], []
     for name, strength, answers, maps in points:
         by_head, of_mean = apart(maps, own)
@@ -129,7 +131,9 @@ def divergence(
 
 def _level(lessons: Lessons, scope: Scope, training: Training, seed: int) -> Pupil:
     facts = {"uniform": str(scope)}
-    return taught(lessons, "uniform", training, seed, None, lambda samples: [levelled(lessons.probed, scope, samples)], facts)
+    return taught(
+        lessons, "uniform", training, seed, None, lambda samples: [levelled(lessons.probed, scope, samples)], facts
+    )
 
 
 def nearest(result: ProbeResult, largest: float = 0.05) -> dict[str, Any] | None:

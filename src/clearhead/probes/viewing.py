@@ -101,7 +101,9 @@ def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: A
     others = None
     if beside:
         parts = [
-            looks(other, i) for _, other in Probed(ex, beside, target).batches(INPUTS) for i in range(len(other.samples))
+            looks(other, i)
+            for _, other in Probed(ex, beside, target).batches(INPUTS)
+            for i in range(len(other.samples))
         ]
         others = {name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]}
     methods = ["rollout", *(["flow"] if find_spec("igraph") and batch.lengths[0] <= LONGEST else [])]

@@ -1,0 +1,348 @@
+"""docs/attention-on-trial.md and its figures, from what benchmarks/probes.py left behind.
+
+    python benchmarks/probes_page.py [--from build/probes] [--to docs] [--reading benchmarks/probes_reading.md]
+
+Tables and figures are made from the JSON files alone; the reading of them is written by hand and put in as it stands.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from clearhead.bench.statistics import interval
+from clearhead.bench.truth import found as found_in
+
+MODELS = {
+    "sentiment": "zoo:sentiment",
+    "logic": "zoo:logic",
+    "recall": "zoo:recall",
+    "bilstm": "BiLSTM",
+}
+SAME = 0.05
+BLUE, GREY, INK = "#3b6fb6", "#b4b6bd", "#24262b"
+Results = dict[str, dict[str, Any]]
+
+
+def read(folder: Path) -> Results:
+    """By "model/probe", what a probe found."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        model, _, probe = path.stem.partition("-")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("found"):
+            found[f"{model}/{probe}"] = content["found"] | {"size": content["size"], "device": content["device"]}
+    return found
+
+
+def figure_of(results: Results, model: str, probe: str, name: str) -> str:
+    """One figure of a probe's table, with its interval."""
+    findings = results.get(f"{model}/{probe}", {}).get("findings", [])
+    return next((_shown(one["mean"], one["low"], one["high"]) for one in findings if one["name"] == name), "–")
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if math.isfinite(mean) else "–"
+
+
+def column(results: Results, model: str, probe: str, name: str) -> np.ndarray:
+    lines = results.get(f"{model}/{probe}", {}).get("lines", [])
+    return np.array([line.get(name, math.nan) for line in lines], dtype=float)
+
+
+def of_values(values: np.ndarray) -> str:
+    kept = values[np.isfinite(values)]
+    if not len(kept):
+        return "–"
+    spread = interval(kept)
+    return _shown(spread.mean, spread.low, spread.high)
+
+
+def idle(results: Results, model: str) -> str:
+    """Of the inputs with one weight above a half, the share whose answer hardly moves when weights are shuffled."""
+    largest, moved = (column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
+    peaked = largest > 0.5
+    return "none so peaked" if not peaked.any() else of_values((moved[peaked] < SAME).astype(float))
+
+
+def frontier_at(results: Results, model: str) -> str:
+    lines = results.get(f"{model}/frontier", {}).get("lines", [])
+    kept = [line for line in lines if line["strength"] is not None and line["TVD"] <= SAME]
+    best = max(kept, key=lambda line: line["JSD"], default=None)
+    return "–" if best is None else f"{best['JSD']:.3f} (TVD {best['TVD']:.3f}, {best['point']})"
+
+
+def point(results: Results, model: str, name: str, figure: str) -> str:
+    return figure_of(results, model, "frontier", f"{name}: {figure}")
+
+
+def share_of_attainable(results: Results, model: str) -> str:
+    found, bound = (column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
+    return of_values(found / bound) if len(found) else "–"
+
+
+Cell = Callable[[Results, str], str]
+
+
+def plain(probe: str, name: str) -> Cell:
+    return lambda results, model: figure_of(results, model, probe, name)
+
+
+def left_out(results: Results, model: str) -> str:
+    names = [one["name"] for one in results.get(f"{model}/correlation", {}).get("findings", [])]
+    kinds = [name for name in names if name.startswith("τ(last row, left out")]
+    return figure_of(results, model, "correlation", kinds[-1]) if kinds else "–"
+
+
+ROWS: dict[str, dict[str, Cell]] = {
+    "The models": {"accuracy on the inputs measured on": plain("uniform", "accuracy")},
+    "Correlation (tau-b of the last row's attention, mean over heads; special tokens left out)": {
+        "with the gradient, attention detached": plain("correlation", "τ(last row, gradient, attention detached)"),
+        "with the gradient": plain("correlation", "τ(last row, gradient)"),
+        "with leaving out (deleted)": left_out,
+        "of gradient and leaving out: the ceiling": plain("correlation", "τ(gradient, left out)"),
+        "chance": plain("correlation", "chance, last row"),
+    },
+    "Permutation (100 draws)": {
+        "S1, the row that is read: median TVD": plain("permutation", "median TVD"),
+        "S1: share of draws that change the prediction": plain("permutation", "flips"),
+        "S1, special tokens and itself kept: median TVD": plain("permutation-kept", "median TVD"),
+        "S2, that row in every layer: median TVD": plain("permutation-S2", "median TVD"),
+        "S4, everything: median TVD": plain("permutation-S4", "median TVD"),
+        f"inputs with a weight above 0.5: share with median TVD < {SAME}": idle,
+    },
+    "Uniform attention in the trained model": {
+        "TVD, row that is read": plain("uniform", "TVD, row that is read"),
+        "TVD, all layers": plain("uniform", "TVD, all layers"),
+        "accuracy, row that is read": plain("uniform", "accuracy, row that is read"),
+        "accuracy, all layers": plain("uniform", "accuracy, all layers"),
+    },
+    f"Adversary (S1: weights far away with the same answer, TVD ≤ {SAME})": {
+        "JSD found": plain("adversary", "JSD"),
+        "JSD attainable by any weights": plain("adversary", "attainable JSD"),
+        "share of what is attainable": share_of_attainable,
+        "S2: JSD found": plain("adversary-S2", "JSD"),
+    },
+    "Seeds (trained anew)": {
+        "median JSD of attention": plain("seeds", "median JSD"),
+        "median TVD of answers": plain("seeds", "median TVD"),
+        "accuracy of seeds": plain("seeds", "accuracy of seeds"),
+    },
+    "Adversarial training (S1)": {
+        f"farthest JSD with TVD ≤ {SAME}": frontier_at,
+        "λ = 0: TVD": lambda results, model: point(results, model, "λ 0", "TVD"),
+        "trained with uniform attention there: accuracy": lambda r, m: point(r, m, "uniform, trained", "accuracy"),
+    },
+    "Diagnostic (accuracy of a classifier without context, by its guide)": {
+        guide: plain("diagnostic", guide)
+        for guide in ("uniform", "own", "base", "adversary", "rollout", "generic", "grad-sam", "attcat")
+    }
+    | {guide: plain("diagnostic", guide) for guide in ("input-x-gradient", "saliency", "random")},
+}
+
+
+def table(results: Results, rows: dict[str, Cell]) -> list[str]:
+    head = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+    return [
+        *head,
+        *(f"| {name} | " + " | ".join(cell(results, model) for model in MODELS) + " |" for name, cell in rows.items()),
+    ]
+
+
+def precisions(results: Results, model: str) -> dict[str, np.ndarray]:
+    """Average precision against the known reason: of methods, and of the adversary's weights beside the model's own."""
+    found: dict[str, list[float]] = {}
+    for row in results.get(f"{model}/truth", {}).get("rows", []):
+        found.setdefault(row["method"], []).append(row["figures"]["minimal average precision"])
+    for line in results.get(f"{model}/adversary", {}).get("lines", []):
+        *sets, aside = [np.array(part, dtype=bool) for part in line.get("evidence", [[]])]
+        for name in ("own weights", "other weights") if sets and any(part.any() for part in sets) else ():
+            scores = np.array(line[name])[~aside]
+            order = np.argsort(-scores, kind="stable")
+            best = max(found_in(part[~aside], order)["average precision"] for part in sets if part.any())
+            found.setdefault({"own weights": "last row", "other weights": "adversary's last row"}[name], []).append(
+                best
+            )
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def truth_table(results: Results) -> list[str]:
+    by_model = {model: precisions(results, model) for model in ("logic", "recall")}
+    names = dict.fromkeys(name for found in by_model.values() for name in found)
+    lines = ["| | zoo:logic | zoo:recall |", "| --- | --- | --- |"]
+    ranked = sorted(names, key=lambda name: -np.mean([f[name].mean() for f in by_model.values() if name in f]))
+    for name in ranked:
+        cells = [of_values(found[name]) if name in found else "–" for found in by_model.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
+    lines = sorted(results.get(f"{model}/heads", {}).get("lines", []), key=lambda line: -line["ablation"])[:count]
+    head = [
+        "| head | TVD without it | with uniform attention | gradient | looks at | entropy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = [
+        f"| {o['layer']}.{o['head']} | {o['ablation']:.3f} | {o['patching']:.3f} | {o['gradient']:.3f} | {o['pattern']} | {o['entropy']:.2f} |"
+        for o in lines
+    ]
+    return [*head, *rows] if rows else []
+
+
+def panels(
+    draw: Callable[[Any, Results, str], bool], results: Results, x: str, y: str, models: Sequence[str]
+) -> Figure | None:
+    """One panel a model; those that have nothing to show are left out."""
+    figure = Figure(figsize=(2.7 * len(models), 2.6), layout="constrained")
+    every = figure.subplots(1, len(models), squeeze=False)[0]
+    shown = False
+    for axes, model in zip(every, models, strict=True):
+        axes.set_title(MODELS[model], fontsize=9, color=INK)
+        axes.set_xlabel(x, fontsize=8)
+        axes.set_ylabel(y if axes is every[0] else "", fontsize=8)
+        axes.tick_params(labelsize=7)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        shown |= draw(axes, results, model)
+    return figure if shown else None
+
+
+def draw_permutation(axes: Any, results: Results, model: str) -> bool:
+    largest, moved = (column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
+    axes.scatter(largest, moved, s=6, color=BLUE, alpha=0.5, linewidths=0)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    return len(moved) > 0
+
+
+def draw_adversary(axes: Any, results: Results, model: str) -> bool:
+    found, bound = (column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
+    axes.hist(
+        [found, bound], np.linspace(0, math.log(2), 15).tolist(), color=[BLUE, GREY], label=["found", "attainable"]
+    )
+    seeds = column(results, model, "seeds", "median JSD")
+    if len(seeds):
+        axes.axvline(seeds.mean(), color=INK, linewidth=1, linestyle="--", label="other seeds, mean")
+    axes.legend(fontsize=6, frameon=False)
+    return len(found) > 0
+
+
+def draw_frontier(axes: Any, results: Results, model: str) -> bool:
+    lines = results.get(f"{model}/frontier", {}).get("lines", [])
+    own = [line for line in lines if line["strength"] is not None]
+    axes.plot(
+        [o["TVD"] for o in own], [o["JSD"] for o in own], marker="o", markersize=3, color=BLUE, label="adversaries"
+    )
+    seeds = results.get(f"{model}/seeds", {}).get("tables", {}).get("seeds", [])
+    axes.plot([s["TVD"] for s in seeds], [s["JSD"] for s in seeds], "s", markersize=4, color=GREY, label="other seeds")
+    for line in lines:
+        if line["point"].startswith("uniform"):
+            marker = "^" if line["point"] == "uniform" else "v"
+            axes.plot(line["TVD"], line["JSD"], marker, markersize=5, color=INK, label=line["point"])
+    axes.set(xlim=(-0.01, None), ylim=(-0.01, math.log(2)))
+    axes.legend(fontsize=6, frameon=False)
+    return bool(lines)
+
+
+def draw_pruning(axes: Any, results: Results, model: str) -> bool:
+    curves = results.get(f"{model}/heads", {}).get("tables", {}).get("pruning", {})
+    for measure, curve in curves.items():
+        axes.plot([p["silenced"] for p in curve], [p["agreement"] for p in curve], marker=".", label=measure)
+    axes.set_ylim(0, 1.02)
+    axes.legend(fontsize=6, frameon=False)
+    return bool(curves)
+
+
+def draw_skips(axes: Any, results: Results, model: str) -> bool:
+    lines = results.get(f"{model}/skips", {}).get("lines", [])
+    for form in ("flow", "norm", "gradient"):
+        axes.plot(
+            [o["layer"] for o in lines],
+            [math.nan if o[form] is None else o[form] for o in lines],
+            marker=".",
+            label=form,
+        )
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize=6, frameon=False)
+    return bool(lines)
+
+
+FIGURES: dict[str, tuple[Callable[[Any, Results, str], bool], str, str, tuple[str, ...], str]] = {
+    "permutation": (
+        draw_permutation,
+        "largest weight",
+        "median TVD",
+        tuple(MODELS),
+        "Shuffled weights at S1: each point an input.",
+    ),
+    "adversary": (draw_adversary, "JSD", "inputs", tuple(MODELS), "Weights with the same answer, how far away."),
+    "frontier": (
+        draw_frontier,
+        "TVD of answers",
+        "JSD of attention",
+        tuple(MODELS),
+        "Adversarial training, with seeds and uniform attention.",
+    ),
+    "pruning": (
+        draw_pruning,
+        "heads silenced",
+        "predictions that stay",
+        tuple(MODELS)[:3],
+        "Heads silenced, the least important first.",
+    ),
+    "skips": (
+        draw_skips,
+        "layer",
+        "share of the skip connection",
+        tuple(MODELS)[:3],
+        "What goes past attention, in three forms.",
+    ),
+}
+
+
+def page(results: Results, folder: Path, reading: str) -> str:
+    sizes = sorted({one["size"] for one in results.values()})
+    made = f"Made by `make probes` ({' and '.join(sizes)} size) and `benchmarks/probes_page.py`; means with 95 % bootstrap intervals over inputs."
+    parts = ["# Attention on trial", "", reading.strip(), "", "## The figures", "", made, ""]
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, (draw, x, y, models, caption) in FIGURES.items():
+        figure = panels(draw, results, x, y, models)
+        if figure is not None:
+            figure.savefig(folder / "figures" / f"trial-{name}.png", dpi=110)
+            parts += [f"![{caption}](figures/trial-{name}.png)", "", f"*{caption}*", ""]
+    for title, rows in ROWS.items():
+        parts += [f"### {title}", "", *table(results, rows), ""]
+    parts += ["### Where the reason is known: average precision", "", *truth_table(results), ""]
+    for model in ("sentiment", "logic", "recall"):
+        if own := heads_table(results, model):
+            parts += [f"### {MODELS[model]}: the heads that matter most", "", *own, ""]
+    said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
+    parts += [
+        "## What each probe shows, and what not",
+        "",
+        *(f"- **{probe}.** {says}" for probe, says in said.items()),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="source", type=Path, default=Path("build/probes"))
+    parser.add_argument("--to", type=Path, default=Path("docs"))
+    parser.add_argument("--reading", type=Path, default=Path(__file__).with_name("probes_reading.md"))
+    arguments = parser.parse_args()
+    results = read(arguments.source)
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    written = page(results, arguments.to, arguments.reading.read_text(encoding="utf-8"))
+    (arguments.to / "attention-on-trial.md").write_text(written, encoding="utf-8")
+    print(f"wrote {arguments.to / 'attention-on-trial.md'} from {len(results)} results")
+
+
+if __name__ == "__main__":
+    main()
