@@ -4,8 +4,9 @@
         [--device cuda] [--workers 12] [--seconds 500] [--size small] [--only logic,recall/heads]
 
 Each probe of each model is a process of its own that leaves one JSON file in the folder. What is there already is not
-made again, and training goes on where it was cut, so the same command goes on after a break. What fails on the device is
-tried again on the CPU. `--size small` is a run for two cores. benchmarks/probes_page.py makes docs/attention-on-trial.md of it.
+made again, and training goes on where it was cut, so the same command goes on after a break. What fails on the device
+is tried again on the CPU. `--size small` is a run for two cores. docs/attention-on-trial.md is made of it by
+benchmarks/probes_page.py.
 """
 
 import argparse

@@ -189,7 +189,8 @@ def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows = [
-        f"| {o['layer']}.{o['head']} | {o['ablation']:.3f} | {o['patching']:.3f} | {o['gradient']:.3f} | {o['pattern']} | {o['entropy']:.2f} |"
+        f"| {o['layer']}.{o['head']} | {o['ablation']:.3f} | {o['patching']:.3f} | {o['gradient']:.3f} | "
+        f"{o['pattern']} | {o['entropy']:.2f} |"
         for o in lines
     ]
     return [*head, *rows] if rows else []
@@ -307,7 +308,7 @@ FIGURES: dict[str, tuple[Callable[[Any, Results, str], bool], str, str, tuple[st
 
 def page(results: Results, folder: Path, reading: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
-    made = f"Made by `make probes` ({' and '.join(sizes)} size) and `benchmarks/probes_page.py`; means with 95 % bootstrap intervals over inputs."
+    made = f"Made by `make probes` ({' and '.join(sizes)} size). Means with 95 % bootstrap intervals over inputs."
     parts = ["# Attention on trial", "", reading.strip(), "", "## The figures", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in FIGURES.items():

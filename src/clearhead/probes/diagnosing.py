@@ -102,7 +102,7 @@ def diagnostic(
     weights = _weights(lessons, raws, guides, partial(misled, lessons, Scope("S1"), strength, misleading, seed))
     of = lessons.measured.tolist()
     classes = torch.unique(lessons.labels, return_inverse=True)[1]
-    right: dict[str, Float[np.ndarray, "input"]] = {}
+    right: dict[str, Float[np.ndarray, input]] = {}
     scores: dict[str, float] = {}
     for guide in guides:
         bag = _trained(lessons, guide, weights[guide], classes, width, training, seed)

@@ -30,10 +30,10 @@ MEANINGS = {
 }
 SAYS = (
     "Copies of the model were trained from other seeds on the same inputs. Where their answers agree and their "
-    "attention does not, attention depends on the seed more than on the task, and a single model's map is one of several "
-    "that training could have given. Where attention agrees, too, the task and the start fix it, which is not yet to say "
-    "that it explains the answer: seeds share layers that were not drawn anew. Other attention by an adversary must lie "
-    "farther than this to count."
+    "attention does not, attention depends on the seed more than on the task, and a single model's map is one of "
+    "several that training could have given. Where attention agrees, too, the task and the start fix it, which is not "
+    "yet to say that it explains the answer: seeds share layers that were not drawn anew. Other attention by an "
+    "adversary must lie farther than this to count."
 )
 
 

@@ -30,11 +30,11 @@ STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 #: What stands in for nothing inside a logarithm.
 TINY = 1e-10
 SAYS = (
-    "Whole models were trained to give the same answers with other attention. A point far up and near the left edge is a "
-    "model that answers as this one does and attends elsewhere: attention is then not the only one that goes with these "
-    "answers. Points that only come up as answers move away say that attention is bound to them. Compare with the "
-    "seeds: what lies below them is no farther than chance takes it. That another model can attend elsewhere says "
-    "nothing about whether this one uses its own attention."
+    "Whole models were trained to give the same answers with other attention. A point far up and near the left edge "
+    "is a model that answers as this one does and attends elsewhere: attention is then not the only one that goes "
+    "with these answers. Points that only come up as answers move away say that attention is bound to them. Compare "
+    "with the seeds: what lies below them is no farther than chance takes it. That another model can attend elsewhere "
+    "says nothing about whether this one uses its own attention."
 )
 
 
