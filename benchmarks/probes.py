@@ -51,7 +51,7 @@ class Size:
 
 FULL = Size()
 SMALL = Size(
-    inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=150, seeds=3, search=150
+    inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=600, seeds=3, search=150
 )
 TINY = Size(inputs=6, searched=3, few=3, by_head=1, draws=4, learned=24, steps=2, long_steps=2, seeds=2, search=3)
 
