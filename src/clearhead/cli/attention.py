@@ -16,6 +16,7 @@ EXAMPLES = (
     'clearhead attention "You look extremely confused"',
     'clearhead attention "She hates the book" --head 1.3 --head 4.0 --out maps',
     'clearhead attention "So boring" --beside reviews.csv --limit 100 --out maps',
+    'clearhead attention "She asked the doctor about [MASK] back" -m zoo:masked --candidates his,her --out maps',
 )
 
 
@@ -29,6 +30,10 @@ def attention(
     beside: Annotated[
         str | None,
         typer.Option(metavar="DATA", help="A table or a folder: say what heads look at on average over it, too."),
+    ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Tell the probabilities of these labels or masked words: his,her."),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of --beside: the first N rows alone.")] = None,
     column: opt.Column = None,
@@ -58,7 +63,8 @@ def attention(
 
     with put.waiting("looking"):
         others = None if beside is None else probed_inputs(model, [beside], limit, column)[1]
-        found = view(ex, raw, others)
+        asked = [] if candidates is None else [word.strip() for word in candidates.split(",")]
+        found = view(ex, raw, others, candidates=asked)
     for layer, number in chosen:
         found.map(layer, number)
     if out is not None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -134,9 +133,3 @@ def _level(lessons: Lessons, scope: Scope, training: Training, seed: int) -> Pup
     return taught(
         lessons, "uniform", training, seed, None, lambda samples: [levelled(lessons.probed, scope, samples)], facts
     )
-
-
-def nearest(result: ProbeResult, largest: float = 0.05) -> dict[str, Any] | None:
-    """Of the adversaries whose answers moved at most so far, the one whose attention lies farthest."""
-    kept = [line for line in result.lines if line["strength"] is not None and line["TVD"] <= largest]
-    return max(kept, key=lambda line: float(np.nan_to_num(line["JSD"])), default=None)
