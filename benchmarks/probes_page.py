@@ -2,12 +2,14 @@
 
     python benchmarks/probes_page.py [--from build/probes] [--to docs] [--reading benchmarks/probes_reading.md]
 
-Tables and figures are made from the JSON files alone; the reading of them is written by hand and put in as it stands.
+Tables and figures are made from the JSON files alone; the reading of them is written by hand, with the means that it
+names filled in.
 """
 
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -306,10 +308,21 @@ FIGURES: dict[str, tuple[Callable[[Any, Results, str], bool], str, str, tuple[st
 }
 
 
+def filled(reading: str, results: Results) -> str:
+    """The reading with figures in the place of {{model/probe/figure}}: means, so that words and tables agree."""
+
+    def mean(match: re.Match[str]) -> str:
+        model, probe, name = match[1].split("/", 2)
+        findings = results.get(f"{model}/{probe}", {}).get("findings", [])
+        return next((f"{one['mean']:.2f}" for one in findings if one["name"] == name), "(not measured)")
+
+    return re.sub(r"\{\{(.+?)\}\}", mean, reading)
+
+
 def page(results: Results, folder: Path, reading: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
     made = f"Made by `make probes` ({' and '.join(sizes)} size). Means with 95 % bootstrap intervals over inputs."
-    parts = ["# Attention on trial", "", reading.strip(), "", "## The figures", "", made, ""]
+    parts = ["# Attention on trial", "", filled(reading, results).strip(), "", "## The figures", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in FIGURES.items():
         figure = panels(draw, results, x, y, models)
