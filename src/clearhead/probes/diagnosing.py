@@ -118,7 +118,13 @@ def diagnostic(
         {"input": name, "the model": float(of_model[n]), **{g: float(right[g][n]) for g in guides}}
         for n, name in enumerate(names)
     ]
-    settings = {"width": width, "steps": steps, "batch": batch, "rate": rate, "learned from": len(lessons.learned)}
+    settings: dict[str, Any] = {
+        "width": width,
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
+        "learned from": len(lessons.learned),
+    }
     settings |= {"labels": "given" if labels is not None else "its own answers"}
     return ProbeResult("diagnostic", lessons.probed.subject.name, settings, lines, shown, SAYS, {"macro F1": scores})
 

@@ -80,11 +80,11 @@ def frontier(
             (name, None, *pupil.answers(of, reach, lambda samples: [levelled(lessons.probed, reach, samples)]))
         )
     lines, shown = [], []
-    for name, strength, answers, maps in points:
+    for name, at, answers, maps in points:
         by_head, of_mean = apart(maps, own)
         each = {"TVD": moved(answers, clean), "JSD": by_head, "accuracy": lessons.accuracy(answers, of)}
         figures = {figure: float(values.mean()) for figure, values in each.items()}
-        lines.append({"point": name, "strength": strength, **figures, "JSD of the mean head": float(of_mean.mean())})
+        lines.append({"point": name, "strength": at, **figures, "JSD of the mean head": float(of_mean.mean())})
         shown += [Finding(f"{name}: {figure}", interval(values), _MEANT[figure]) for figure, values in each.items()]
     before = Finding("the model: accuracy", interval(lessons.accuracy(clean, of)), _MEANT["accuracy"])
     settings = {"scope": str(reach), "steps": steps, "batch": batch, "rate": rate, "learned from": len(lessons.learned)}
@@ -107,8 +107,8 @@ def misled(lessons: Lessons, scope: Scope, strength: float, training: Training, 
         chosen = lessons.batch(step, training.batch, seed)
         samples = [lessons.probed.samples[i] for i in chosen]
         with torch.no_grad():
-            clean, own = lessons.base.scores(samples)
-            own = lessons.base.reach(own, samples, scope)
+            clean, every = lessons.base.scores(samples)
+            own = lessons.base.reach(every, samples, scope)
         scores, maps = pupil.scores(samples)
         away = total_variation(scores.softmax(-1), clean.softmax(-1)).mean()
         return away - strength * divergence(pupil.reach(maps, samples, scope), own, pupil.real(samples, scope))
