@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead.bench.statistics import interval
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.methods.base import REGISTRY
-from clearhead.probes.fitting import Bar, Lessons, Pupil, Training
+from clearhead.probes.fitting import Bar, Lessons, Pupil, Training, seeded
 from clearhead.probes.results import Finding, ProbeResult
 from clearhead.probes.subjecting import Scope
 from clearhead.probes.trading import misled
@@ -172,8 +172,7 @@ def _trained(
 ) -> Bag:
     table, device = lessons.probed.recorder.lookups()[0], lessons.probed.subject.device
     (wide,) = table(torch.zeros(1, dtype=torch.long, device=device)).shape[1:]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         bag = Bag(table, wide, int(classes.max()) + 1, width, learns=guide == "own").to(device)
 
     def loss_of(step: int) -> Tensor:

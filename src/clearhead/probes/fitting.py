@@ -7,7 +7,8 @@ all that decides it, so that a run that was cut goes on, and one that is there a
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 Bar = Callable[[str, float], None]
 #: How many inputs share a pass where nothing is learned.
 INPUTS = 64
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers from this seed inside the `with`; the caller's go on afterwards as if nothing had been drawn."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,7 @@ class Training:
             if self.bar is not None:
                 self.bar(name, clock.fraction)
 
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
-            torch.manual_seed(seed)
+        with seeded(seed), torch.enable_grad():
             train(
                 lambda: loss_of(clock.step),
                 [optimiser],
@@ -148,8 +156,7 @@ class Pupil:
         self.model = copy.deepcopy(probed.subject.model).float()
         self.model.requires_grad_(True)
         if fresh is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 renew(self.model, [place.module for place in probed.tested.places], fresh)
 
     def eval(self) -> "Pupil":
@@ -213,28 +220,32 @@ class Pupil:
 
 
 def renew(model: nn.Module, attending: Sequence[str], fresh: int | str) -> None:
-    """Draw the weights of so many of the last layers anew, and of everything after them; "all" for all weights."""
-    blocks = blocks_of(model)
-    layers = [blocks.get(id(model.get_submodule(name))) for name in attending]
+    """Draw the weights of so many of the last layers anew, and of everything after them; "all" for all weights.
+
+    attending: the names of the modules that attend, in order. What comes after is what is registered after.
+    """
     order = {id(parameter): place for place, (_, parameter) in enumerate(model.named_parameters())}
-    if fresh == "all":
-        first = 0
-    elif isinstance(fresh, int) and not isinstance(fresh, bool) and 0 <= fresh <= len(layers) and None not in layers:
-        kept = [
-            order[id(p)] for layer in layers[: len(layers) - fresh] if layer is not None for p in layer.parameters()
-        ]
-        first = max(kept, default=-1) + 1
-        first = min([first, *(order[id(p)] for layer in layers[len(layers) - fresh :] for p in layer.parameters())])  # type: ignore[union-attr]
-    else:
-        raise InputError(
-            f"fresh={fresh!r} is not possible: give how many of the {len(layers)} last layers start anew (0: only what "
-            "comes after them), or 'all', the only choice where attention sits in no layer"
-        )
+    first = 0 if fresh == "all" else _first_anew(model, attending, fresh, order)
     with torch.no_grad():
         for module in model.modules():
             own = list(module.parameters(recurse=False))
             if own and all(order.get(id(parameter), -1) >= first for parameter in own):
                 _draw(model, module)
+
+
+def _first_anew(model: nn.Module, attending: Sequence[str], fresh: int | str, order: Mapping[int, int]) -> int:
+    """The place of the first parameter that is drawn anew."""
+    blocks = blocks_of(model)
+    layers = [layer for name in attending if (layer := blocks.get(id(model.get_submodule(name)))) is not None]
+    known = len(layers) == len(attending)
+    if not known or isinstance(fresh, bool) or not isinstance(fresh, int) or not 0 <= fresh <= len(layers):
+        raise InputError(
+            f"fresh={fresh!r} is not possible: give how many of the {len(attending)} last layers start anew (0: only "
+            "what comes after them), or 'all', the only choice where attention sits in no layer"
+        )
+    chosen = layers[len(layers) - fresh :] or layers[-1:]
+    places = [order[id(parameter)] for layer in chosen for parameter in layer.parameters()]
+    return min(places) if fresh else max(places) + 1
 
 
 def _draw(model: nn.Module, module: nn.Module) -> None:

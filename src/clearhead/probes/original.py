@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.probes.fitting import Bar
+from clearhead.probes.fitting import Bar, seeded
 from clearhead.recording.own import register_attention
 from clearhead.subjects.own_tokens import Tokens
 from clearhead.training import Average, Clock, train
@@ -106,9 +106,7 @@ def original(
     def read(text: str) -> list[int]:
         return [words.get(word, words[UNKNOWN]) for word in split(text)] or [words[UNKNOWN]]
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = BiLSTM(len(words), len(names), wide).to(device)
         rows, true = [torch.tensor(read(text)) for text in texts], torch.tensor(labels)
         # weight decay, but none on the attention, as theirs
