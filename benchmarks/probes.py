@@ -263,6 +263,7 @@ def run_job(name: str, arguments: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # recurrent networks are recorded without cuDNN, and must give the same
     model, job = name.split("/")
     size = {"full": FULL, "small": SMALL, "tiny": TINY}[arguments.size]
     path, started = _path(arguments.out, name), time.perf_counter()

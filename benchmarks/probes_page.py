@@ -184,6 +184,21 @@ def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
     return [*head, *rows] if rows else []
 
 
+def what_was_run(results: Results) -> list[str]:
+    """Which probe of which model was run at which size, on what, and on how many inputs."""
+    probes = sorted({name.split("/")[1] for name in results})
+    lines = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+    for probe in probes:
+        found = [results.get(f"{model}/{probe}") for model in MODELS]
+        counts = [max((f["count"] for f in one.get("findings", [])), default=0) if one else 0 for one in found]
+        cells = [
+            "–" if one is None else f"{one['size']}, {one['device']}" + (f", {count} inputs" if count else "")
+            for one, count in zip(found, counts, strict=True)
+        ]
+        lines.append(f"| {probe} | {' | '.join(cells)} |")
+    return lines
+
+
 def filled(reading: str, results: Results) -> str:
     """The reading with figures in the place of {{model/probe/figure}}: means, so that words and tables agree."""
 
@@ -197,7 +212,7 @@ def filled(reading: str, results: Results) -> str:
 
 def page(results: Results, folder: Path, reading: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
-    made = f"Made by `make probes` ({' and '.join(sizes)} size). Means with 95 % bootstrap intervals over inputs."
+    made = f"Made by `make probes` ({' and '.join(sizes)} size). Means with 95 % bootstrap intervals over inputs; – is not run."
     parts = ["# Attention on trial", "", filled(reading, results).strip(), "", "## The figures", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in FIGURES.items():
@@ -211,6 +226,7 @@ def page(results: Results, folder: Path, reading: str) -> str:
     for model in ("sentiment", "logic", "recall"):
         if own := heads_table(results, model):
             parts += [f"### {MODELS[model]}: the heads that matter most", "", *own, ""]
+    parts += ["### What was run", "", *what_was_run(results), ""]
     said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
     parts += [
         "## What each probe shows, and what not",
