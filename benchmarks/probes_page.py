@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,12 +208,19 @@ def filled(reading: str, results: Results) -> str:
         findings = results.get(f"{model}/{probe}", {}).get("findings", [])
         return next((f"{one['mean']:.2f}" for one in findings if one["name"] == name), "(not measured)")
 
-    return re.sub(r"\{\{(.+?)\}\}", mean, reading)
+    blocks = re.split(r"\n\n|\n(?=- )", re.sub(r"\{\{(.+?)\}\}", mean, reading.strip(), flags=re.DOTALL))
+    return "\n\n".join(block if block[0] in "|#" else _wrapped(block) for block in blocks)
+
+
+def _wrapped(block: str) -> str:
+    indent = "  " if block.startswith("- ") else ""
+    words = " ".join(block.split())
+    return textwrap.fill(words, 124, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def page(results: Results, folder: Path, reading: str) -> str:
     sizes = sorted({one["size"] for one in results.values()})
-    made = f"Made by `make probes` ({' and '.join(sizes)} size). Means with 95 % bootstrap intervals over inputs; – is not run."
+    made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % bootstrap intervals over inputs."
     parts = ["# Attention on trial", "", filled(reading, results).strip(), "", "## The figures", "", made, ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, (draw, x, y, models, caption) in FIGURES.items():
