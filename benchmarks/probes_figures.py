@@ -72,7 +72,8 @@ def draw_frontier(axes: Any, results: Results, model: str) -> bool:
         if line["point"].startswith("uniform"):
             marker = "^" if line["point"] == "uniform" else "v"
             axes.plot(line["TVD"], line["JSD"], marker, markersize=5, color=INK, label=line["point"])
-    axes.set(xlim=(-0.01, None), ylim=(-0.01, math.log(2)))
+    widest = max([0.05, *(line["TVD"] for line in [*lines, *seeds])])
+    axes.set(xlim=(-0.02 * widest, 1.05 * widest), ylim=(-0.01, 0.72))
     axes.legend(fontsize=6, frameon=False)
     return bool(lines)
 
