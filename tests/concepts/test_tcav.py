@@ -6,7 +6,8 @@ import torch
 
 from clearhead.concepts import Directions
 from clearhead.concepts.sets import TEXTURES, from_folder, textures, with_words
-from clearhead.concepts.tcav import binomial_interval, corrected, deal, judged, random_magnitudes, relative, tcav
+from clearhead.concepts.tcav import against_all, corrected, deal, inquire, judged, random_magnitudes, relative, tcav
+from clearhead.concepts.testing import binomial_interval
 from clearhead.concepts.vectors import (
     CLASSIFIERS,
     Examples,
@@ -106,7 +107,7 @@ def one_draw(seed, shift=None, sets=8, size=10, width=48):
     others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
     concept = examples(size, shift, width, 1000 * seed)
     chance = random_magnitudes(others, own, "mean-difference")
-    return judged(concept, others, own, chance, "mean-difference", threshold=None)
+    return judged(against_all(concept, others, "mean-difference"), own, chance, threshold=None)
 
 
 def test_random_concepts_are_seldom_significant():
@@ -127,7 +128,8 @@ def test_a_concept_that_is_the_class_is_significant():
 
 
 def test_a_concept_that_is_not_there_has_no_score():
-    line = judged(examples(20), [examples(20, seed=i) for i in (1, 2, 3)], [torch.ones(1, 12).double()], np.ones(3))
+    vectors = against_all(examples(20), [examples(20, seed=i) for i in (1, 2, 3)])
+    line = judged(vectors, [torch.ones(1, 12).double()], np.ones(3))
     assert "cannot be told from random inputs" in line.refused and np.isnan(line.score)
     assert not corrected([line])[0].significant
 
@@ -139,8 +141,13 @@ def test_on_a_model_from_pictures_to_a_table():
     lines = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
     assert [(line.concept, line.layer) for line in lines] == [(c, k) for k in (1, 3) for c in concepts]
     assert all(line.runs == 4 and line.inputs == 3 and 0 <= line.low <= line.score <= line.high <= 1 for line in lines)
-    again = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
-    assert lines == again
+    again = inquire(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
+    assert lines == again.lines
+    for layer, own in again.relative.items():
+        assert own["striped", "dotted"] == 1 - own["dotted", "striped"]
+        for raw, shown in zip(gradients(ex, inputs("vit/image"), [layer], "class", 0)[layer], range(3), strict=True):
+            expected = raw @ again.vectors["dotted"][layer].q[0]
+            np.testing.assert_allclose(again.maps["dotted"][layer][shown], expected)
 
 
 def test_random_sets_do_not_overlap():

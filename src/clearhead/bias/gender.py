@@ -164,11 +164,12 @@ def pieces_of(tokens: Sequence[str], filler: str) -> list[int]:
 
 
 def clearer(
-    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: tuple[str, str] = ("attdr", "dr")
+    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: Sequence[str] = ("attdr", "dr", "attention")
 ) -> dict[str, Any]:
-    """Does one map rank the listed words of a sentence higher than another? Reciprocal ranks, their difference, p.
+    """Does the first map rank the listed words of a sentence higher than the second? Reciprocal ranks, difference, p.
 
-    The best-placed of the listed words counts. chance: the mean reciprocal rank of words in random order.
+    The best-placed of the listed words counts. Further maps stand beside them: attention alone tells what AttDR owes to
+    it. chance: the mean reciprocal rank of words in random order.
     """
     ranks = {
         name: np.array([_reciprocal(one, own, name) for one, own in zip(flows, listed, strict=True)]) for name in maps
@@ -201,7 +202,7 @@ def _reciprocal(one: Flow, listed: Sequence[int], name: str) -> float:
     return 1 / (1 + int((weights > best).sum()))
 
 
-def pair_score(one: Flow, first: int, second: int, name: str = "dr") -> float:
-    """How far apart two tokens of a sentence lie on the axis: the first minus the second, summed over layers."""
+def pair_score(one: Flow, first: int | Sequence[int], second: int | Sequence[int], name: str = "dr") -> float:
+    """How far apart two words of a sentence lie on the axis, summed over layers; of several pieces, their mean."""
     sums = one.of(name).sum(0)
-    return float(sums[first] - sums[second])
+    return float(np.mean(sums[first]) - np.mean(sums[second]))

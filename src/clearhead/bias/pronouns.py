@@ -1,4 +1,4 @@
-"""How likely two words are at the mask of a sentence, corrected for how likely they are anyway, with and without an axis."""
+"""How likely two words are at the mask of a sentence, less how likely they are anyway, with and without an axis."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -6,7 +6,7 @@ Any axis will do: pairs are an input. The first words of all pairs are one class
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from clearhead.batches import followed
 from clearhead.concepts.densray import Vectors, held_out
 from clearhead.concepts.directions import Directions
 from clearhead.concepts.layers import layer_number, own_calls
-from clearhead.concepts.states import states_of
+from clearhead.concepts.states import Progress, states_of
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.subjects.words import Words
 
 Pair = tuple[str, str]
-Progress = bool | Callable[[list[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True)

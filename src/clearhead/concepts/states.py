@@ -1,6 +1,6 @@
 """The hidden states of inputs at chosen layers, with the gradient of a target where one is asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.batches import batches_of
+from clearhead.batches import batches_of, followed
 from clearhead.concepts.layers import layer_number, own_calls
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
@@ -19,6 +19,8 @@ from clearhead.subjects.base import How, Sample
 from clearhead.subjects.text import TextSubject
 from clearhead.targets import TargetLike, make_target
 
+#: True for a bar on standard error, or a function that follows a list.
+Progress = bool | Callable[[list[Any]], Iterable[Any]]
 #: One vector for each unit of an input.
 Own = Float[Tensor, "unit model"]
 
@@ -54,6 +56,7 @@ def states_of(
     gradient: bool = False,
     stream: str | None = None,
     batch_size: int = 16,
+    progress: Progress = False,
 ) -> list[Found]:
     """The states h^k of every input, in order; with `gradient`, also those of the target's number."""
     samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
@@ -63,7 +66,7 @@ def states_of(
     if not samples:
         raise InputError("there are no inputs to read states of")
     found: dict[int, Found] = {}
-    for places, part in _parts(ex, samples, layers, target, gradient, stream, batch_size):
+    for places, part in _parts(ex, samples, layers, target, gradient, stream, batch_size, progress):
         found |= dict(zip(places, part, strict=True))
     return [found[i] for i in range(len(samples))]
 
@@ -77,13 +80,14 @@ def _parts(
     gradient: bool,
     stream: str | None,
     batch_size: int,
+    progress: Progress,
 ) -> Iterator[tuple[list[int], list[Found]]]:
     own, stream = own_calls(ex, stream), stream or ex.subject.stream
     numbers = [layer_number(layer, len(own)) for layer in layers]
     calls = sorted({own[max(0, number - 1)] for number in numbers})
     suffix = "_gradient" if gradient else ""
     asks = [f"{'hidden_state' if number else 'block_input'}{suffix}" for number in numbers]
-    for places in batches_of(samples, batch_size):
+    for places in followed(list(batches_of(samples, batch_size)), progress):
         part = [samples[i] for i in places]
         if gradient:
             plan = _plan(ex, part, target)

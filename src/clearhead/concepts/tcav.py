@@ -22,17 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 
-from clearhead.bench.statistics import ALPHA, LEVEL, holm
-from clearhead.concepts.directions import Direction
+from clearhead.bench.statistics import ALPHA, holm
+from clearhead.concepts.directions import Direction, Directions
+from clearhead.concepts.states import Progress, states_of
+from clearhead.concepts.testing import against_half, against_random, binomial_interval, spread_of, two_sided
 from clearhead.concepts.vectors import (
     THRESHOLD,
     Examples,
     Gradients,
     activations,
+    concept_map,
     concept_vector,
-    gradients,
+    moved_gradients,
     normal,
     sensitivities,
     tcav_score,
@@ -40,6 +42,8 @@ from clearhead.concepts.vectors import (
 )
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
+from clearhead.explanation import plain
+from clearhead.subjects.base import Sample
 from clearhead.targets import TargetLike
 
 #: Fewer random sets than this leave a test no say.
@@ -83,7 +87,47 @@ class Tested:
         return {**asdict(self), "significant": self.significant}
 
 
+@dataclass
+class Inquiry:
+    """Every concept at every layer, and what was found on the way.
+
+    relative: by layer, TCAV of each concept against each other one; vectors: by concept and layer, the mean of the
+    vectors against all random sets; maps: by concept and layer, where in each input the sensitivity sits
+    """
+
+    model: str
+    target: str
+    lines: list[Tested]
+    relative: dict[int, dict[tuple[str, str], float]]
+    vectors: dict[str, Directions]
+    maps: dict[str, dict[int, list[Float[np.ndarray, "unit"]]]]
+    samples: list[Sample]
+    settings: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        about = {"schema": "clearhead/tcav", "version": 1, "model": self.model, "target": self.target}
+        relative = [
+            {"layer": layer, "concept": a, "against": b, "score": score}
+            for layer, own in self.relative.items()
+            for (a, b), score in own.items()
+        ]
+        lines = [line.to_dict() for line in self.lines]
+        return plain({**about, "settings": self.settings, "lines": lines, "relative": relative})
+
+
 def tcav(
+    ex: Explainer,
+    inputs: Sequence[Any],
+    concepts: Mapping[str, Sequence[Any]],
+    random: Sequence[Any],
+    layers: Sequence[int],
+    **how: Any,
+) -> list[Tested]:
+    """Every concept at every layer (k of h^k), tested against random concepts; arguments as in `inquire`."""
+    return inquire(ex, inputs, concepts, random, layers, **how).lines
+
+
+def inquire(
     ex: Explainer,
     inputs: Sequence[Any],
     concepts: Mapping[str, Sequence[Any]],
@@ -98,8 +142,9 @@ def tcav(
     seed: int = 0,
     stream: str | None = None,
     batch_size: int = 16,
-) -> list[Tested]:
-    """Every concept at every layer (k of h^k), tested against random concepts.
+    progress: Progress = False,
+) -> Inquiry:
+    """TCAV with all that belongs to it: tests, relative scores, vectors, and maps over the units of each input.
 
     inputs: of the class; concepts: name → inputs that show it; random: inputs of any kind, which are dealt out into
     `runs` sets without overlap, as large as the smallest concept
@@ -108,18 +153,35 @@ def tcav(
         raise InputError("no concept was given")
     size = min(len(examples) for examples in concepts.values())
     dealt = deal(len(random), size, runs, seed)
-    how: dict[str, Any] = {"stream": stream, "batch_size": batch_size}
-    own = gradients(ex, inputs, layers, pool, target, **how)
+    how: dict[str, Any] = {"stream": stream, "batch_size": batch_size, "progress": progress}
+    found = states_of(ex, inputs, layers, target=target, gradient=True, **how)
+    own = moved_gradients(ex, found, pool, target, stream)
     others = activations(ex, random, layers, pool, **how)
-    lines = []
     shown = {name: activations(ex, examples, layers, pool, **how) for name, examples in concepts.items()}
+    lines: list[Tested] = []
+    vectors: dict[str, dict[int, Direction]] = {name: {} for name in concepts}
     for layer in own:
         sets = [others[layer].some(chosen) for chosen in dealt]
         chance = random_magnitudes(sets, own[layer], classifier, seed)
         for name, examples in shown.items():
-            line = judged(examples[layer], sets, own[layer], chance, classifier, threshold, seed, name)
+            every = against_all(examples[layer], sets, classifier, seed, name)
+            line = judged(every, own[layer], chance, threshold, name)
             lines.append(replace(line, layer=layer))
-    return corrected(lines)
+            vectors[name][layer] = mean_vector(every)
+    return Inquiry(
+        model=ex.subject.name,
+        target="what is predicted" if target is None else str(target),
+        lines=corrected(lines),
+        relative={k: relative({n: e[k] for n, e in shown.items()}, own[k], classifier, None, seed) for k in own},
+        vectors={name: Directions(by_layer) for name, by_layer in vectors.items()},
+        maps={
+            name: {layer: [m.numpy() for m in concept_map(own[layer], v)] for layer, v in by_layer.items()}
+            for name, by_layer in vectors.items()
+        },
+        samples=[one.sample for one in found],
+        settings={"pool": pool, "classifier": classifier, "runs": len(dealt), "examples": size, "seed": seed}
+        | {"threshold": threshold, "inputs": len(inputs), "random": len(random)},
+    )
 
 
 def deal(count: int, size: int, runs: int, seed: int = 0) -> list[list[int]]:
@@ -134,21 +196,24 @@ def deal(count: int, size: int, runs: int, seed: int = 0) -> list[list[int]]:
     return [order[i * size : (i + 1) * size].tolist() for i in range(sets)]
 
 
-def judged(
-    concept: Examples,
-    sets: Sequence[Examples],
-    own: Gradients,
-    chance: Float[np.ndarray, "set"],
-    classifier: str = "logistic",
-    threshold: float | None = THRESHOLD,
-    seed: int = 0,
-    name: str = "concept",
-) -> Tested:
-    """One concept against every random set; `chance` is what these sets have among themselves."""
-    vectors = [
+def against_all(
+    concept: Examples, sets: Sequence[Examples], classifier: str = "logistic", seed: int = 0, name: str = "concept"
+) -> list[Direction]:
+    """The vectors of one concept against every random set, however well they do."""
+    return [
         concept_vector(concept, one, classifier, threshold=None, seed=seed + i, names=(name, f"random set {i}"))
         for i, one in enumerate(sets)
     ]
+
+
+def judged(
+    vectors: Sequence[Direction],
+    own: Gradients,
+    chance: Float[np.ndarray, "set"],
+    threshold: float | None = THRESHOLD,
+    name: str = "concept",
+) -> Tested:
+    """One concept by its vectors against all random sets; `chance` is what these sets have among themselves."""
     accuracy = float(np.mean([v.tested.accuracy for v in vectors if v.tested is not None]))
     s = torch.stack([sensitivities(own, vector) for vector in vectors])
     scores = np.array([tcav_score(run) for run in s])
@@ -174,10 +239,10 @@ def judged(
         accuracy=accuracy,
         p_random=p_random,
         p_half=p_half,
-        p_uncorrected=_two_sided(float(scores.mean()) - 0.5, _spread(scores, s.shape[1]) / math.sqrt(len(s)), len(s)),
+        p_uncorrected=two_sided(float(scores.mean()) - 0.5, spread_of(scores, s.shape[1]) / math.sqrt(len(s)), len(s)),
         p=1.0 if refused else max(p_random, p_half),
         corrected=1.0,
-        runs=len(sets),
+        runs=len(vectors),
         inputs=s.shape[1],
         refused=refused,
     )
@@ -222,35 +287,3 @@ def mean_vector(vectors: Sequence[Direction]) -> Direction:
     """One vector for maps: the mean of those against all counter-sets, of length one again."""
     q = torch.stack([vector.q[0] for vector in vectors]).mean(0)
     return replace(vectors[0], q=(q / q.norm())[None])
-
-
-def against_random(magnitude: float, chance: Float[np.ndarray, "set"]) -> float:
-    """One draw against a sample of draws (Crawford and Howell's t), two-sided."""
-    spread = float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance))
-    return _two_sided(magnitude - float(chance.mean()), spread, len(chance))
-
-
-def against_half(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Correlated runs against 0.5, two-sided."""
-    return _two_sided(float(scores.mean()) - 0.5, _spread(scores, inputs) * math.sqrt(1 + 1 / len(scores)), len(scores))
-
-
-def binomial_interval(score: float, inputs: int) -> tuple[float, float]:
-    """Clopper and Pearson's: where the share would lie with other inputs of the class."""
-    if math.isnan(score):
-        return math.nan, math.nan
-    found = stats.binomtest(round(score * inputs), inputs).proportion_ci(LEVEL)
-    return float(found.low), float(found.high)
-
-
-def _spread(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Scores come in steps of one input: runs that agree are known to half a step."""
-    return max(float(scores.std(ddof=1)), 1 / (2 * inputs))
-
-
-def _two_sided(difference: float, spread: float, count: int) -> float:
-    if math.isnan(difference):
-        return 1.0
-    if spread == 0:
-        return 1.0 if difference == 0 else 0.0
-    return float(2 * stats.t.sf(abs(difference) / spread, count - 1))
