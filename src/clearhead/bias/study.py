@@ -55,7 +55,11 @@ class OfSet:
 
 @dataclass
 class Study:
-    """All of it. `ranks` is of sentences that hold listed words; `costs` of loss at masked words by way of removal."""
+    """All of it.
+
+    ranks: of sentences that hold listed words; costs: of loss at masked words, by way of removal; shown: sentences of
+    one's own with their maps
+    """
 
     model: str
     names: Pair
@@ -67,17 +71,18 @@ class Study:
     ranks: dict[str, Any] | None
     people: list[dict[str, Any]]
     costs: dict[str, dict[str, Interval]]
+    shown: dict[str, Flow] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         about = {"schema": "clearhead/axis", "version": 1, "model": self.model, "names": self.names}
         about |= {"words": self.words, "pairs": self.pairs, "occurrences": self.occurrences, "settings": self.settings}
-        found = [{**asdict(one), "shown": {text: _plain_flow(f) for text, f in one.shown.items()}} for one in self.sets]
+        found = [{**asdict(one), "shown": _plain_flows(one.shown)} for one in self.sets]
         rest = {"layers": self.directions.table(), "sets": found, "ranks": _plain_ranks(self.ranks)}
         for one in found:
             one["ranks"] = _plain_ranks(one["ranks"])
         costs = {way: {name: asdict(value) for name, value in own.items()} for way, own in self.costs.items()}
-        return plain({**about, **rest, "people": self.people, "costs": costs})
+        return plain({**about, **rest, "people": self.people, "costs": costs, "shown": _plain_flows(self.shown)})
 
 
 def study(
@@ -88,6 +93,7 @@ def study(
     *,
     names: Pair = ("first", "second"),
     words: Pair = ("he", "she"),
+    sentences: Sequence[str] = (),
     people: Sequence[People] = (),
     count: int = 1000,
     ways: Sequence[str] = WAYS,
@@ -99,6 +105,7 @@ def study(
     """Find the axis of word pairs in running text, and follow it through sentences.
 
     pairs: those of `known_pairs`; names: what the two sides are called; words: the two that are compared at masks
+    sentences: of one's own, with a mask or without, to be shown; people: sentences with a subject and an object
     count: how many sentences the directions are found with; normalise, few: as in `densray`
     """
     masked_model(ex)
@@ -119,6 +126,7 @@ def study(
         ranks=_of_sentences(ex, directions, apart, pairs, progress),
         people=_of_people(ex, directions, people, progress),
         costs={way: cost_at_masks(ex, [one.texts[0] for one in apart], own) for way, own in maps.items() if apart},
+        shown={text: flow(ex, directions, text) for text in sentences},
         settings={"normalise": normalise, "seed": seed, "sentences": count},
     )
 
@@ -206,6 +214,10 @@ def _of_people(
             line[f"{name} difference"] = pair_score(own, first, second, name)
         found.append(line)
     return found
+
+
+def _plain_flows(flows: Mapping[str, Flow]) -> dict[str, Any]:
+    return {text: _plain_flow(one) for text, one in flows.items()}
 
 
 def _plain_flow(one: Flow) -> dict[str, Any]:

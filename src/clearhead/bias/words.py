@@ -24,6 +24,16 @@ from clearhead.subjects.words import Words
 
 Pair = tuple[str, str]
 
+_GENDER = """
+    he/she him/her his/her himself/herself man/woman men/women boy/girl boys/girls father/mother fathers/mothers
+    son/daughter sons/daughters brother/sister brothers/sisters husband/wife husbands/wives king/queen kings/queens
+    prince/princess uncle/aunt nephew/niece grandfather/grandmother grandson/granddaughter gentleman/lady
+    gentlemen/ladies lord/lady sir/madam actor/actress actors/actresses male/female males/females groom/bride dad/mom
+    duke/duchess waiter/waitress hero/heroine boyfriend/girlfriend guy/gal
+"""
+#: Pairs for those who bring none: masculine first, feminine second.
+GENDER: tuple[Pair, ...] = tuple((a, b) for a, _, b in (pair.partition("/") for pair in _GENDER.split()))
+
 
 @dataclass(frozen=True)
 class Occurrence:
@@ -128,14 +138,17 @@ def collect(texts: Iterable[str], pairs: Sequence[Pair], count: int) -> list[Occ
 
 @dataclass(frozen=True)
 class AxisVectors:
-    """At each layer, the vectors of first words and of second words, pair by pair; and which pairs belong together."""
+    """At each layer, the vectors of both sides, pair by pair; families: what may not be torn apart when some are held
+    out, for each vector of the first side, and of the second if these are others.
+    """
 
     by_layer: dict[int, tuple[Vectors, Vectors]]
     families: list[str]
+    others: list[str] | None = None
 
     @property
     def groups(self) -> tuple[list[str], list[str]]:
-        return self.families, self.families
+        return self.families, self.others or self.families
 
 
 def axis_vectors(

@@ -1,7 +1,7 @@
 """The command line: one verb a line of the README, the words of the API, nothing but the public API behind it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +12,8 @@ import typer
 import clearhead
 from clearhead.cli import attention as attending
 from clearhead.cli import bench as benchmark
+from clearhead.cli import bias as biasing
+from clearhead.cli import concept as conceiving
 from clearhead.cli import convert as converting
 from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
@@ -274,6 +276,18 @@ app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
 app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
+
+
+def _group(name: str, words: str, verbs: Mapping[str, tuple[Callable[..., None], Sequence[str]]]) -> None:
+    """Verbs of one noun: clearhead NAME VERB."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=words)
+    for verb, (command, commands) in verbs.items():
+        group.command(verb, epilog=examples(*commands))(command)
+    app.add_typer(group, name=name)
+
+
+_group("concept", conceiving.HELP, conceiving.VERBS)
+_group("bias", biasing.HELP, biasing.VERBS)
 
 
 @app.command(epilog=examples("clearhead version --json"))

@@ -150,6 +150,10 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
     return len(bad)
 
 
+def wrote(place: str | Path) -> None:
+    print(f"wrote {place}", file=sys.stderr)
+
+
 def write_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
     clearhead.report(explanations, path)
     print(f"wrote {path}", file=sys.stderr)

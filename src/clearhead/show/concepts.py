@@ -1,4 +1,4 @@
-"""Figures of TCAV: scores by layer with intervals and stars, concepts against one another, maps over pictures or text."""
+"""Figures of TCAV: scores by layer with intervals and stars, concepts against one another, maps over inputs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from clearhead.show.axis import COLOURS
 from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing
 from clearhead.show.layout import name
+from clearhead.show.pictures import grey
 from clearhead.show.sheets import labelled
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def against(scores: "dict[tuple[str, str], float]", title: str = "") -> Figure:
     return figure
 
 
-def maps(inquiry: "Inquiry", layer: int, raws: Sequence[Any] = (), count: int = 3) -> Figure:
+def maps(inquiry: "Inquiry", layer: int, count: int = 3) -> Figure:
     """Where in the first inputs each concept's sensitivity sits; colours share one scale within a concept."""
     concepts = list(inquiry.maps)
     samples = inquiry.samples[:count]
@@ -76,10 +77,11 @@ def maps(inquiry: "Inquiry", layer: int, raws: Sequence[Any] = (), count: int = 
             continue
         for i, (axes, sample, values) in enumerate(zip(row, samples, own, strict=True)):
             inside = [place for place, special in enumerate(sample.units.special) if not special]
-            if i < len(raws):
-                axes.imshow(_grey(raws[i]), cmap="gray", extent=(0, 1, 0, 1))
+            if sample.picture is not None:
+                axes.imshow(grey(sample.picture), extent=(0, 1, 0, 1))
             plane = values[inside].reshape(grid) / full
-            axes.imshow(plane, cmap=_MAP, vmin=-1, vmax=1, alpha=0.6 if raws else 1.0, extent=(0, 1, 0, 1))
+            alpha = 1.0 if sample.picture is None else 0.6
+            axes.imshow(plane, cmap=_MAP, vmin=-1, vmax=1, alpha=alpha, extent=(0, 1, 0, 1))
             axes.axis("off")
             if not i:
                 axes.set_title(name(concept), fontsize=8, color=_INK, loc="left", parse_math=False)
@@ -91,9 +93,3 @@ def _text(axes: Any, units: Any, values: Any, concept: str) -> None:
     axes.set_xticks(range(len(units)), [name(one) for one in units.names], fontsize=7, rotation=30, ha="right")
     axes.set_yticks([0], [name(concept)], fontsize=8)
     axes.tick_params(length=0, colors=_INK)
-
-
-def _grey(raw: Any) -> Any:
-    from clearhead.show.pictures import as_array
-
-    return as_array(raw)

@@ -23,10 +23,10 @@ STYLES = (
 )
 
 
-def write(path: str | Path, eyebrow: str, title: str, sections: Iterable[Markup], foot: str) -> Path:
+def write(path: str | Path, eyebrow: str, title: str, sections: Iterable[Markup | None], foot: str) -> Path:
     """One self-contained page with the look of all pages."""
     styles = (files("clearhead.bench") / "report.css").read_text(encoding="utf-8") + STYLES
-    page = document(name(eyebrow), name(title), sections, name(foot), styles)
+    page = document(name(eyebrow), name(title), [part for part in sections if part], name(foot), styles)
     with whole(path) as partial:
         partial.write_text(page, encoding="utf-8")
     return Path(path)
