@@ -29,7 +29,8 @@ from clearhead.bias.templates import ADJECTIVES_AND_SUBJECTS, free, occupations,
 from clearhead.bias.words import GENDER, axis_vectors, collect, directions_of, known_pairs
 from clearhead.cli.sets import first_of_each, read_texts
 from clearhead.concepts.sets import laid_over, textures
-from clearhead.concepts.tcav import Tested, corrected, inquire
+from clearhead.concepts.tcav import prepare
+from clearhead.concepts.testing import Tested, corrected
 from clearhead.show import axis, concepts
 
 CLASSES = ("Bengal", "Egyptian Mau", "Abyssinian", "Siamese", "beagle", "samoyed")
@@ -63,9 +64,9 @@ def tcav(given: argparse.Namespace) -> dict[str, Any]:
         ),
     ):
         lines: list[Tested] = []
+        prepared = prepare(ex, sets, random, LAYERS, runs=runs)
         for label in CLASSES:
-            own = [pets[place].input for place in places[label][:inputs]]
-            inquiry = inquire(ex, own, sets, random, LAYERS, target=label, runs=runs)
+            inquiry = prepared.ask([pets[place].input for place in places[label][:inputs]], label)
             lines += [replace_concept(line, label) for line in inquiry.lines]
             if label in CLASSES[:2]:
                 _kept(given, f"concept-maps-{label}-{name}".replace(" ", "-"), concepts.maps(inquiry, LAYERS[-1]))

@@ -5,9 +5,17 @@ import pytest
 import torch
 
 from clearhead.concepts import Directions
-from clearhead.concepts.sets import TEXTURES, from_folder, textures, with_words
-from clearhead.concepts.tcav import against_all, corrected, deal, inquire, judged, random_magnitudes, relative, tcav
-from clearhead.concepts.testing import binomial_interval
+from clearhead.concepts.sets import TEXTURES, from_folder, laid_over, textures, with_words
+from clearhead.concepts.tcav import inquire, relative, tcav
+from clearhead.concepts.testing import (
+    against_all,
+    binomial_interval,
+    corrected,
+    deal,
+    judged,
+    random_magnitudes,
+    random_vectors,
+)
 from clearhead.concepts.vectors import (
     CLASSIFIERS,
     Examples,
@@ -106,7 +114,7 @@ def one_draw(seed, shift=None, sets=8, size=10, width=48):
     own = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
     others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
     concept = examples(size, shift, width, 1000 * seed)
-    chance = random_magnitudes(others, own, "mean-difference")
+    chance = random_magnitudes(random_vectors(others, "mean-difference"), own)
     return judged(against_all(concept, others, "mean-difference"), own, chance, threshold=None)
 
 
@@ -169,6 +177,15 @@ def test_textures_differ_and_are_drawn_again_alike():
         assert (first[0] != first[1]).any() and first[0].dtype == np.uint8 and first[0].std() > 15
     with pytest.raises(InputError, match="unknown texture 'stripy': did you mean 'striped'"):
         textures("stripy", 2)
+
+
+def test_textures_are_laid_over_pictures():
+    picture = np.full((20, 30, 3), 100, np.uint8)
+    (one,) = laid_over([picture], "striped", share=0.25)
+    assert one.shape == picture.shape and one.dtype == np.uint8 and abs(one.astype(int) - 75).max() <= 64
+    assert one.std() > 5
+    with pytest.raises(InputError, match="share=0: it must be above 0"):
+        laid_over([picture], "striped", share=0)
 
 
 def test_sets_from_folders_and_words(tmp_path):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from clearhead.batches import followed
-from clearhead.concepts.densray import Vectors, held_out
+from clearhead.concepts.densray import Vectors
 from clearhead.concepts.directions import Directions
+from clearhead.concepts.held_out import held_out
 from clearhead.concepts.layers import layer_number, own_calls
 from clearhead.concepts.states import Progress, states_of
 from clearhead.errors import InputError

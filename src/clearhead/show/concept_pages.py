@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 BY_LAYER = (
     "The direction of each layer was found without a share of the words and tried on that share. Accuracy: how "
-    "often the score has the sign of its class. An eigenvector has no sign of its own: here all point to the first side, so that "
-    "a change of sign between layers is never a finding."
+    "often the score has the sign of its class. An eigenvector has no sign of its own: here all point to the "
+    "first side, so that a change of sign between layers is never a finding."
 )
 LIKENESS = (
     "Both are made absolute and of length one. The line is the distance of two independent profiles of the same "

@@ -13,7 +13,8 @@ from clearhead.show.pictures import grey
 from clearhead.show.sheets import labelled
 
 if TYPE_CHECKING:
-    from clearhead.concepts.tcav import Inquiry, Tested
+    from clearhead.concepts.tcav import Inquiry
+    from clearhead.concepts.testing import Tested
 
 
 def bars(lines: "Sequence[Tested]", title: str = "") -> Figure:
