@@ -33,7 +33,7 @@ from clearhead.concepts.tcav import prepare
 from clearhead.concepts.testing import Tested, corrected
 from clearhead.show import axis, concepts
 
-CLASSES = ("Bengal", "Egyptian Mau", "Abyssinian", "Siamese", "beagle", "samoyed")
+CLASSES = ("Bengal", "Egyptian Mau", "Abyssinian", "beagle", "samoyed")
 KINDS = ("dotted", "striped", "bubbly", "checkered")
 LAYERS = (4, 7, 9)
 SOURCES = ("brown", "abc", "state_union", "inaugural")
@@ -47,7 +47,7 @@ def tcav(given: argparse.Namespace) -> dict[str, Any]:
     labels = [pets.labels[int(label)] for label in np.load(given.data / "pets" / "pets-test.npz")["label"]]
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
-    size, inputs, runs = (12, 8, 5) if given.quick else (30, 40, 20)
+    size, inputs, runs = (12, 8, 5) if given.quick else (24, 32, 16)
     rng = np.random.default_rng(0)
     others = [place for label, own in places.items() if label not in CLASSES for place in own]
     drawn = rng.permutation(others)[: (runs + len(KINDS)) * size].tolist()
@@ -66,7 +66,9 @@ def tcav(given: argparse.Namespace) -> dict[str, Any]:
         lines: list[Tested] = []
         prepared = prepare(ex, sets, random, LAYERS, runs=runs)
         for label in CLASSES:
-            inquiry = prepared.ask([pets[place].input for place in places[label][:inputs]], label)
+            # of the logit alone, textures raise every class's together: what sets this one apart is its log-odds
+            own = [pets[place].input for place in places[label][:inputs]]
+            inquiry = prepared.ask(own, label, "log-odds")
             lines += [replace_concept(line, label) for line in inquiry.lines]
             if label in CLASSES[:2]:
                 _kept(given, f"concept-maps-{label}-{name}".replace(" ", "-"), concepts.maps(inquiry, LAYERS[-1]))

@@ -3,8 +3,8 @@
     python benchmarks/densray.py [--width 768] [--plain 50000] [--pairs 10000] [--device cpu]
     python benchmarks/densray.py --device cuda --pairs 50000
 
-Vectors are random, half of them of each class; one layer. The figures stand for one layer of a model. Beside the seconds
-stand those of the processor, over all its cores: on a machine with other work to do, the first say little.
+Vectors are random, half of them of each class; one layer. The figures stand for one layer of a model. Beside the
+seconds stand those of the processor, over all its cores: on a machine with other work to do, the first say little.
 """
 
 import argparse

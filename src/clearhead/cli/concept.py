@@ -58,6 +58,14 @@ def tcav(
     ],
     random: Annotated[str, typer.Option(metavar="SET", help="Inputs of any kind, for the random counter-sets.")],
     target: Annotated[str | None, typer.Option(metavar="LABEL", help="The class. Default: what is predicted.")] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCALE",
+            help="The target's logit (default), log-odds or probability. Logits of all classes may grow together: "
+            "log-odds tell what sets one apart.",
+        ),
+    ] = None,
     model: opt.Model = None,
     layers: Layers = "-3,-2,-1",
     pool: Pool = "class",
@@ -99,6 +107,7 @@ def tcav(
         [one for one in others if not isinstance(one, str) or one not in taken],
         layer_numbers(layers),
         target=target,
+        scale=scale,
         pool=pool,
         classifier=classifier,
         runs=runs,

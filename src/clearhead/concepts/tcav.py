@@ -6,6 +6,7 @@ against the inputs of one class, and `inquire` is both. The tests are those of `
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -90,14 +91,16 @@ def inquire(
     layers: Sequence[int],
     *,
     target: TargetLike = None,
+    scale: str | None = None,
     threshold: float | None = THRESHOLD,
     **how: Any,
 ) -> Inquiry:
     """TCAV with all that belongs to it: tests, relative scores, vectors, and maps over the units of each input.
 
-    inputs: of the class; the rest and `how` are as in `prepare`
+    inputs: of the class; scale: of the target, as in `explain`: logits of all classes may grow together, and "log-odds"
+    tells what sets one apart; the rest and `how` are as in `prepare`
     """
-    return prepare(ex, concepts, random, layers, **how).ask(inputs, target, threshold)
+    return prepare(ex, concepts, random, layers, **how).ask(inputs, target, scale, threshold)
 
 
 def prepare(
@@ -127,51 +130,61 @@ def prepare(
     others = activations(ex, random, layers, pool, **how)
     shown = {name: activations(ex, examples, layers, pool, **how) for name, examples in concepts.items()}
     vectors: dict[int, dict[str, list[Direction]]] = {}
-    chance = {}
+    chance, among = {}, {}
     for layer, every in others.items():
         sets = [every.some(chosen) for chosen in dealt]
         chance[layer] = random_vectors(sets, classifier, seed)
+        among[layer] = relative_vectors({name: own[layer] for name, own in shown.items()}, classifier, None, seed)
         vectors[layer] = {name: against_all(own[layer], sets, classifier, seed, name) for name, own in shown.items()}
     settings = {"pool": pool, "classifier": classifier, "runs": len(dealt), "examples": size, "seed": seed}
-    return Prepared(ex, shown, vectors, chance, how, {**settings, "random": len(random)})
+    return Prepared(ex, vectors, among, chance, how, {**settings, "random": len(random)})
 
 
 @dataclass
 class Prepared:
-    """Concepts ready to be held against classes: by layer, each one's vectors, and those of random sets."""
+    """Concepts ready to be held against classes: by layer, each one's vectors, theirs among themselves, random ones."""
 
     ex: Explainer
-    shown: dict[str, dict[int, Examples]]
     vectors: dict[int, dict[str, list[Direction]]]
+    among: dict[int, dict[tuple[str, str], Direction]]
     random: dict[int, Float[Tensor, "set feature"]]
     how: dict[str, Any]
     settings: dict[str, Any]
 
-    def ask(self, inputs: Sequence[Any], target: TargetLike = None, threshold: float | None = THRESHOLD) -> "Inquiry":
+    def ask(
+        self,
+        inputs: Sequence[Any],
+        target: TargetLike = None,
+        scale: str | None = None,
+        threshold: float | None = THRESHOLD,
+    ) -> Inquiry:
         """Do the concepts drive this target, on these inputs?"""
-        pool, classifier, seed = (self.settings[name] for name in ("pool", "classifier", "seed"))
-        found = states_of(self.ex, inputs, list(self.vectors), target=target, gradient=True, **self.how)
-        own = moved_gradients(self.ex, found, pool, target, self.how["stream"])
+        found = states_of(self.ex, inputs, list(self.vectors), target=target, scale=scale, gradient=True, **self.how)
+        own = moved_gradients(self.ex, found, self.settings["pool"], target, self.how["stream"])
         lines: list[Tested] = []
-        mean: dict[str, dict[int, Direction]] = {name: {} for name in self.shown}
+        mean: dict[str, dict[int, Direction]] = {}
         for layer, by_concept in self.vectors.items():
             chance = random_magnitudes(self.random[layer], own[layer])
             for name, vectors in by_concept.items():
                 lines.append(replace(judged(vectors, own[layer], chance, threshold, name), layer=layer))
-                mean[name][layer] = mean_vector(vectors)
-        each = {k: {name: by_layer[k] for name, by_layer in self.shown.items()} for k in own}
+                mean.setdefault(name, {})[layer] = mean_vector(vectors)
         return Inquiry(
             model=self.ex.subject.name,
             target="what is predicted" if target is None else str(target),
             lines=corrected(lines),
-            relative={k: relative(each[k], own[k], classifier, None, seed) for k in own},
+            relative={k: relative_scores(vectors, own[k]) for k, vectors in self.among.items()},
             vectors={name: Directions(by_layer) for name, by_layer in mean.items()},
             maps={
                 name: {layer: [m.cpu().numpy() for m in concept_map(own[layer], v)] for layer, v in by_layer.items()}
                 for name, by_layer in mean.items()
             },
             samples=[one.sample for one in found],
-            settings={**self.settings, "threshold": threshold, "inputs": len(inputs)},
+            settings={
+                **self.settings,
+                "scale": scale or self.ex.subject.scales[0],
+                "threshold": threshold,
+                "inputs": len(inputs),
+            },
         )
 
 
@@ -183,13 +196,26 @@ def relative(
     seed: int = 0,
 ) -> dict[tuple[str, str], float]:
     """TCAV of each concept against each other one: TCAV(A, B) = 1 − TCAV(B, A)."""
+    return relative_scores(relative_vectors(concepts, classifier, threshold, seed), own)
+
+
+def relative_vectors(
+    concepts: Mapping[str, Examples],
+    classifier: str = "logistic",
+    threshold: float | None = THRESHOLD,
+    seed: int = 0,
+) -> dict[tuple[str, str], Direction]:
+    """The vector of each concept against each other one; both ways round it is the same vector with another sign."""
     found = {}
-    for a, first in concepts.items():
-        for b, second in concepts.items():
-            if a != b:
-                vector = concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
-                found[a, b] = tcav_score(sensitivities(own, vector))
+    for (a, first), (b, second) in combinations(concepts.items(), 2):
+        vector = concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
+        found[a, b] = vector
+        found[b, a] = replace(vector, q=-vector.q, centre=-vector.centre, names=(b, a))
     return found
+
+
+def relative_scores(vectors: Mapping[tuple[str, str], Direction], own: Gradients) -> dict[tuple[str, str], float]:
+    return {pair: tcav_score(sensitivities(own, vector)) for pair, vector in vectors.items()}
 
 
 def mean_vector(vectors: Sequence[Direction]) -> Direction:

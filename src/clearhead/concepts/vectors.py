@@ -115,12 +115,14 @@ def gradients(
     pool: str = "class",
     target: TargetLike = None,
     *,
+    scale: str | None = None,
     stream: str | None = None,
     batch_size: int = 16,
 ) -> dict[int, Gradients]:
     """∂y/∂h of every unit that is moved; 0 at the others."""
     _check_pool(pool)
-    found = states_of(ex, inputs, layers, target=target, gradient=True, stream=stream, batch_size=batch_size)
+    how: Any = {"target": target, "scale": scale, "gradient": True, "stream": stream, "batch_size": batch_size}
+    found = states_of(ex, inputs, layers, **how)
     return moved_gradients(ex, found, pool, target, stream)
 
 
