@@ -63,8 +63,9 @@ def winobias(path: str | Path, mask: str) -> list[Template]:
     found = []
     for one, other in zip(*sides, strict=False):
         people = [words for words in re.findall(r"\[([^\]]+)\]", one) if words.casefold().startswith("the ")]
-        plain = [re.sub(r"[\[\]]", "", side) for side in (one, other)]
-        found.append(masked(*plain, mask, people[0].split(maxsplit=1)[1] if people else None, most=1))
+        first, second = (re.sub(r"[\[\]]", "", side) for side in (one, other))
+        referent = people[0].split(maxsplit=1)[1] if people else None
+        found.append(masked(first, second, mask, referent, most=1))
     return _some(found, path)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.concepts.directions import Direction, Directions
-from clearhead.concepts.states import Progress, states_of
+from clearhead.concepts.states import Found, Progress, states_of
 from clearhead.concepts.testing import (
     Tested,
     against_all,
@@ -48,7 +48,8 @@ class Inquiry:
     """Every concept at every layer, and what was found on the way.
 
     relative: by layer, TCAV of each concept against each other one; vectors: by concept and layer, the mean of the
-    vectors against all random sets; maps: by concept and layer, where in each input the sensitivity sits
+    vectors against all random sets; maps: by concept and layer, what a step along the vector does at
+    every unit of each input
     """
 
     model: str
@@ -174,10 +175,7 @@ class Prepared:
             lines=corrected(lines),
             relative={k: relative_scores(vectors, own[k]) for k, vectors in self.among.items()},
             vectors={name: Directions(by_layer) for name, by_layer in mean.items()},
-            maps={
-                name: {layer: [m.cpu().numpy() for m in concept_map(own[layer], v)] for layer, v in by_layer.items()}
-                for name, by_layer in mean.items()
-            },
+            maps={name: {k: _maps(found, k, v) for k, v in by_layer.items()} for name, by_layer in mean.items()},
             samples=[one.sample for one in found],
             settings={
                 **self.settings,
@@ -186,6 +184,12 @@ class Prepared:
                 "inputs": len(inputs),
             },
         )
+
+
+def _maps(found: Sequence[Found], layer: int, vector: Direction) -> list[Float[np.ndarray, "unit"]]:
+    """Of every unit, moved by the pool or not: with pool="class", all of S would lie on the class token."""
+    every = [one.gradients[layer].double() for one in found]
+    return [one.cpu().numpy() for one in concept_map(every, vector)]
 
 
 def relative(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from clearhead.show.axis import COLOURS
 from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing
@@ -35,12 +36,11 @@ def bars(lines: "Sequence[Tested]", title: str = "") -> Figure:
         axes.errorbar(place, line.score, yerr=ends, fmt="none", ecolor=_INK, linewidth=0.8)
         if line.significant:
             axes.text(place, min(line.high, 1.0) + 0.01, "*", ha="center", fontsize=11, color=_INK)
-    for i, concept in enumerate(concepts):
-        axes.bar([], [], color=COLOURS[i % len(COLOURS)], label=name(concept))
+    keys = [Patch(color=COLOURS[i % len(COLOURS)], label=name(concept)) for i, concept in enumerate(concepts)]
     axes.axhline(0.5, color=_SOFT, linewidth=0.8, linestyle="--")
     axes.set_ylim(0, 1.1)
     axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
-    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(handles=keys, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
