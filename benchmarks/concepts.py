@@ -138,7 +138,8 @@ def gender(given: argparse.Namespace) -> dict[str, Any]:
     )
     _kept(given, "gender-by-layer", axis.by_layer(found.directions, "zoo:masked"))
     _kept(given, "gender-likeness", axis.likeness(found.sets))
-    _kept(given, "gender-removal", axis.removal([one for one in found.sets if one.name != "free"]))
+    _kept(given, "gender-removal", axis.removal(found.sets))
+    _kept(given, "gender-bias", axis.removal(found.sets, "size of bias"))
     for name, (text, own) in zip(("he", "she", "child"), found.shown.items(), strict=True):
         _kept(given, f"gender-maps-{name}", axis.maps(own, text))
     plain = found.to_dict()

@@ -63,7 +63,9 @@ def test_the_page_stands_alone(found, tmp_path):
     for said in ("By layer", "Is AttCAT like DR?", "rank the listed words", "At the mask", "What removing costs"):
         assert said in page
     assert "http://" not in page and "https://" not in page and "<script>alert" not in page
-    assert page.count("data:image/png;base64,") == 3 + 2 + 2 + 1  # by layer, likeness, removal; own, templates, words
+    assert (
+        page.count("data:image/png;base64,") == 4 + 2 + 2 + 1
+    )  # by layer, likeness, removal twice; own, templates, words
 
 
 def test_bad_requests():

@@ -90,7 +90,11 @@ def likeness(sets: Sequence["OfSet"]) -> Figure:
 
 
 def removal(sets: Sequence["OfSet"], which: str = "apart") -> Figure:
-    """The size of a preference at the mask, before and after each way of removing the axis, with intervals."""
+    """The size of a preference at the mask, before and after each way of removing the axis, with intervals.
+
+    which: "apart", or "size of bias", of the sets that have a filler to mask
+    """
+    sets = [one for one in sets if one.pronouns[""][which].count]
     ways = list(sets[0].pronouns)
     figure = Drawing(figsize=(7.4, 3.0), layout="constrained")
     said = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same, less the prior"}[which]

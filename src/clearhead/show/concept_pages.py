@@ -151,8 +151,10 @@ def _pronouns(found: "Study") -> Markup:
             change = one.changes.get(way, (None, None))
             keys = ("first", "second", "apart", "leaning", "bias", "size of bias")
             rows.append([one.name, way or "nothing", *(own[key] for key in keys), *change])
-    figure = drawn(axis.removal(found.sets), "preference at the mask before and after removal")
-    return section("At the mask, with and without the axis", figure, table(heads, rows), note=PRONOUNS)
+    figures = [drawn(axis.removal(found.sets), "preference at the mask before and after removal")]
+    if any(one.pronouns[""]["bias"].count for one in found.sets):
+        figures.append(drawn(axis.removal(found.sets, "size of bias"), "the same, less the prior"))
+    return section("At the mask, with and without the axis", *figures, table(heads, rows), note=PRONOUNS)
 
 
 def _maps(name: str, shown: "Mapping[str, Flow]") -> Markup | None:
