@@ -168,7 +168,7 @@ def of_set(
         similarity=alike(flows, _place(placed)),
         share=interval(np.array([share for share, _ in shares])) if shares else None,
         largest=sum(largest for _, largest in shares),
-        ranks=clearer(*zip(*placed, strict=True)) if placed else None,  # type: ignore[arg-type]
+        ranks=clearer(*zip(*placed, strict=True)) if placed else None,
         pronouns={way: summary(own) for way, own in {"": before, **after}.items()},
         changes={way: (interval(sizes[way] - sizes[""]), paired(sizes[way], sizes[""])[1]) for way in maps},
         shown={one.text: own for one, own in list(zip(asked, flows, strict=True))[:SHOWN]},

@@ -1,5 +1,6 @@
 """`clearhead bias gender`: an axis of word pairs through the layers of a masked language model, as a page."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,7 +136,7 @@ def gender(
     )
 
 
-VERBS = {"gender": (gender, GENDER)}
+VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {"gender": (gender, GENDER)}
 
 
 def _templates(name: str, file: str, mask: str) -> "dict[str, list[Template]]":

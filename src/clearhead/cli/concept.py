@@ -1,5 +1,6 @@
 """`clearhead concept`: does a concept drive a class, where does it lie, what fires it, and what is lost without it."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -310,7 +311,7 @@ def _rounded(line: dict[str, Any]) -> dict[str, Any]:
     return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}
 
 
-VERBS = {
+VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "tcav": (tcav, TCAV),
     "densray": (densray, DENSRAY),
     "explain": (explain, EXPLAIN),

@@ -75,7 +75,7 @@ def likeness(sets: Sequence["OfSet"]) -> Figure:
     """Cosine distance of AttCAT and DR, set by set, beside that of independent profiles; p over the bars."""
     figure = Drawing(figsize=(7.4, 2.9), layout="constrained")
     axes = labelled(figure.subplots(), "", "cosine distance of AttCAT and DR")
-    places = np.arange(len(sets))
+    places = list(range(len(sets)))
     found = [one.similarity for one in sets]
     axes.bar(places, [0.0 if s is None else s.distances["cosine"] for s in found], 0.6, color=COLOURS[0])
     for place, s in zip(places, found, strict=True):
