@@ -85,7 +85,8 @@ def likeness(sets: Sequence["OfSet"]) -> Figure:
             axes.text(place, max(level, s.distances["cosine"]) + 0.01, f"p {s.p:.2g}", ha="center", fontsize=7)
     axes.set_xticks(places, [name(one.name) for one in sets], rotation=20, ha="right", fontsize=8)
     axes.plot([], [], color=_INK, label="chance")
-    axes.legend(fontsize=7, frameon=False)
+    axes.margins(y=0.12)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -107,5 +108,5 @@ def removal(sets: Sequence["OfSet"], which: str = "apart") -> Figure:
         axes.bar(places, means, width * 0.9, color=COLOURS[-1] if not way else COLOURS[i - 1], label=way or "as it is")
         axes.errorbar(places, means, yerr=gaps(values), fmt="none", ecolor=_INK, linewidth=0.8)
     axes.set_xticks(np.arange(len(sets)), [name(one.name) for one in sets], rotation=20, ha="right", fontsize=8)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
