@@ -70,16 +70,14 @@ def tcav(given: argparse.Namespace) -> dict[str, Any]:
             own = [pets[place].input for place in places[label][:inputs]]
             inquiry = prepared.ask(own, label, "log-odds")
             lines += [replace_concept(line, label) for line in inquiry.lines]
-            if label in CLASSES[:2]:
-                _kept(given, f"concept-maps-{label}-{name}".replace(" ", "-"), concepts.maps(inquiry, LAYERS[-1]))
+            if label == CLASSES[0]:
+                _kept(given, f"concept-maps-{label}-{name}", concepts.maps(inquiry, LAYERS[1]))
             print(name, label, flush=True)
         found[name] = corrected(lines)  # over classes, too
     for name, every in found.items():
         for label in CLASSES[:2]:
             own_lines = [named(line) for line in every if line.concept.startswith(f"{label}: ")]
-            _kept(
-                given, f"tcav-{label}-{name}".replace(" ", "-"), concepts.bars(own_lines, f"{label}, textures {name}")
-            )
+            _kept(given, f"tcav-{label}-{name}", concepts.bars(own_lines, f"{label}, textures {name}"))
     return {name: [line.to_dict() for line in every] for name, every in found.items()}
 
 

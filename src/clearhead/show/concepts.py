@@ -63,7 +63,7 @@ def against(scores: "dict[tuple[str, str], float]", title: str = "") -> Figure:
 
 
 def maps(inquiry: "Inquiry", layer: int, count: int = 3) -> Figure:
-    """Where in the first inputs each concept's sensitivity sits; colours share one scale within a concept."""
+    """Where in the first inputs each concept's sensitivity sits; one scale for each concept, special units aside."""
     concepts = list(inquiry.maps)
     samples = inquiry.samples[:count]
     grid = samples[0].units.grid
@@ -72,12 +72,12 @@ def maps(inquiry: "Inquiry", layer: int, count: int = 3) -> Figure:
     every = figure.subplots(len(concepts), len(samples) if grid else 1, squeeze=False)
     for row, concept in zip(every, concepts, strict=True):
         own = inquiry.maps[concept][layer][: len(samples)]
-        full = max(float(np.abs(one).max()) for one in own) or 1.0
+        kept = [[not special for special in sample.units.special] for sample in samples]
+        full = max(float(np.abs(one[inside]).max()) for one, inside in zip(own, kept, strict=True)) or 1.0
         if grid is None:
             _text(row[0], samples[0].units, own[0] / full, concept)
             continue
-        for i, (axes, sample, values) in enumerate(zip(row, samples, own, strict=True)):
-            inside = [place for place, special in enumerate(sample.units.special) if not special]
+        for i, (axes, sample, values, inside) in enumerate(zip(row, samples, own, kept, strict=True)):
             if sample.picture is not None:
                 axes.imshow(grey(sample.picture), extent=(0, 1, 0, 1))
             plane = values[inside].reshape(grid) / full
