@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -118,7 +118,7 @@ def gender(
     if as_json:
         put.print_json(found.to_dict())
         return
-    put.print_table(["layer", "accuracy", "effect", "count"], [_rounded(line) for line in found.directions.table()])
+    put.print_table(["layer", "accuracy", "effect", "count"], [put.rounded(line) for line in found.directions.table()])
     put.print_table(
         ["set", "sentences", "AttCAT–DR", "chance", "p", "apart", "without"],
         [
@@ -154,7 +154,3 @@ def _templates(name: str, file: str, mask: str) -> "dict[str, list[Template]]":
     if name == "occupations":
         return {name: occupations(file).filled(mask)}
     return {name: read_source(name, file, mask)}
-
-
-def _rounded(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}

@@ -9,7 +9,7 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import load, opened
-from clearhead.cli.sets import layer_numbers, read_concept, read_set, read_texts, two_names
+from clearhead.cli.sets import layer_numbers, read_concept, read_labelled, read_set, read_texts, two_names
 from clearhead.datasets import recognise
 from clearhead.errors import InputError
 
@@ -183,7 +183,7 @@ def densray(
         about = {"schema": "clearhead/densray", "version": 1, "model": ex.subject.name, "names": sides}
         put.print_json({**about, "settings": settings, "layers": found.table()})
         return
-    put.print_table(["layer", "accuracy", "effect", "count"], [_rounded(line) for line in found.table()])
+    put.print_table(["layer", "accuracy", "effect", "count"], [put.rounded(line) for line in found.table()])
 
 
 def _directions(
@@ -277,7 +277,7 @@ def remove(
 
     found = Directions.load(directions)
     if label is not None:
-        texts, labels = _labelled(inputs, column, label, limit)
+        texts, labels = read_labelled(inputs, column, label, limit)
         ex = load(opt.Loading(model))
         costs = cost_with_labels(ex, texts, labels, found, progress=put.talks())
     else:
@@ -291,24 +291,6 @@ def remove(
         return
     lines = [{"figure": name, "mean [95 % interval]": str(own), "inputs": own.count} for name, own in costs.items()]
     put.print_table(["figure", "mean [95 % interval]", "inputs"], lines)
-
-
-def _labelled(inputs: str, column: str | None, label: str, limit: int) -> tuple[list[Any], list[str]]:
-    from itertools import islice
-
-    from clearhead.datasets import open_dataset
-
-    if recognise(inputs).kind != "data" or Path(inputs).is_dir():
-        raise InputError(f"--label is a column of a table, and {inputs!r} is none: give a CSV, TSV or JSONL file")
-    texts, labels = (list(islice(open_dataset(inputs, one).rows("text"), limit)) for one in (column, label))
-    both = [(text.raw, own.raw) for text, own in zip(texts, labels, strict=True) if not (text.problem or own.problem)]
-    if not both:
-        raise InputError(f"{inputs!r} has no row with a text and a label")
-    return [text for text, _ in both], [str(own) for _, own in both]
-
-
-def _rounded(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}
 
 
 VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {

@@ -84,6 +84,11 @@ def _cell(value: Any) -> str:
     return ", ".join(map(str, value)).replace("_", " ") or "nothing" if isinstance(value, list) else str(value)
 
 
+def rounded(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a table with its numbers short."""
+    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}
+
+
 def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
     """One line of the table of models."""
     figures = card.get("figures") or {}

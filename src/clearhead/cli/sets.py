@@ -1,6 +1,7 @@
 """Sets of inputs as they are named on the command line: folders, files of lines, tables, drawn textures, word lists."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,17 @@ def read_concept(words: str, others: Sequence[Any], count: int, seed: int) -> tu
             "for the texts of --random that hold one of these words"
         )
     return name, list(textures(name, count, seed=seed))
+
+
+def read_labelled(inputs: str, column: str | None, label: str, limit: int) -> tuple[list[Any], list[str]]:
+    """The texts of a table and their labels, of the rows that have both."""
+    if recognise(inputs).kind != "data" or Path(inputs).is_dir():
+        raise InputError(f"--label is a column of a table, and {inputs!r} is none: give a CSV, TSV or JSONL file")
+    texts, labels = (list(islice(open_dataset(inputs, one).rows("text"), limit)) for one in (column, label))
+    both = [(text.raw, own.raw) for text, own in zip(texts, labels, strict=True) if not (text.problem or own.problem)]
+    if not both:
+        raise InputError(f"{inputs!r} has no row with a text and a label")
+    return [text for text, _ in both], [str(own) for _, own in both]
 
 
 def first_of_each(some: Sequence[T], limit: int | None) -> list[T]:
