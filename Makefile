@@ -14,7 +14,8 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_P
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest lint format bench docs architectures fresh lock clean setup
+.PHONY: help demo test test-slow test-oldest test-gpu lint format bench bench-gpu known-answers leaderboard probes notebooks \
+	docs architectures fresh lock clean setup
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +35,9 @@ test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transforme
 	@scripts/chromium.sh
 	$(call PYTEST,.venv-oldest,)
 
+test-gpu: .venv/.stamp ## the Triton kernels, compiled, on a CUDA GPU
+	.venv/bin/python -m pytest -m gpu tests/recording/test_triton.py $(ARGS)
+
 lint: .venv/.stamp ## ruff (rules and format) and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -43,17 +47,36 @@ format: .venv/.stamp ## let ruff put the code in shape
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp ## what recording, an answer word by word, SHAP and a memory budget cost: ratios in one run, peak memory
+bench: .venv/.stamp ## what explaining costs beside a plain pass, the published way and other libraries: ratios in one run
 	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
+	.venv/bin/python benchmarks/performance.py --device cpu --json benchmarks/results/cpu.json
 	.venv/bin/python benchmarks/generated_tokens.py
 	.venv/bin/python benchmarks/shap_batches.py
 	.venv/bin/python benchmarks/memory_budget.py --inputs 32
+	.venv/bin/python benchmarks/permutations.py
+	.venv/bin/python benchmarks/perturbation.py --pictures 4 --chunk 1
+	.venv/bin/python benchmarks/densray.py
+
+bench-gpu: .venv/.stamp ## explanations and kernels on a CUDA GPU
+	.venv/bin/python benchmarks/performance.py --device cuda --json benchmarks/results/gpu.json
+	.venv/bin/python benchmarks/performance_kernels.py --json benchmarks/results/gpu-kernels.json
 
 known-answers: .venv/.stamp ## every method on every model whose reasons are known: cards and docs/known-answers.md (an hour)
 	for model in logic:100 recall:60 spell:60 shapes-vqa:60 shapes-vilt:60 shapes-detr:30 pets-hans:24; do \
 		.venv/bin/python benchmarks/truth.py --models $${model%:*} --count $${model#*:} \
 			--json build/truth/$${model%:*}.json || exit 1; done
 	.venv/bin/python packages/zoo/train/known_answers.py --from build/truth/*.json
+
+leaderboard: .venv/.stamp ## every method on the zoo: docs/leaderboard.md (hours on a CPU; resumable)
+	.venv/bin/python benchmarks/leaderboard.py run --data ../shared/data $(ARGS)
+	.venv/bin/python benchmarks/leaderboard.py tables
+
+probes: .venv/.stamp ## every probe of attention on three zoo models and a BiLSTM: docs/attention-on-trial.md (hours on a CPU)
+	.venv/bin/python benchmarks/probes.py $(ARGS)
+	.venv/bin/python benchmarks/probes_page.py
+
+notebooks: .venv/.stamp ## run the notebooks of examples/ anew
+	.venv/bin/python examples/notebooks/make.py
 
 docs: .venv/.stamp ## write the pages that are generated from the code
 	.venv/bin/python -m clearhead.methods.catalogue > docs/methods.md

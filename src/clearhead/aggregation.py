@@ -34,6 +34,11 @@ class Aggregate:
         rows = [{"name": name, "score": score, "count": count} for name, score, count in self.rows]
         return {"schema": "clearhead/aggregate", "version": 1, "by": self.by, "how": self.how, "rows": rows}
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.html import fragment
+
+        return fragment(self)
+
     def __rich__(self) -> Any:
         from clearhead.show.terminal import render_aggregate
 

@@ -84,9 +84,9 @@ class Comparison:
         return render_comparison(self)
 
     def _repr_html_(self) -> str:
-        from clearhead.show.html import fragment_of_comparison
+        from clearhead.show.html import fragment
 
-        return fragment_of_comparison(self)
+        return fragment(self)
 
 
 def compare(

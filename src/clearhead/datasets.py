@@ -197,6 +197,22 @@ def open_dataset(
     return Dataset(path, kind, columns, count, _digest([path], path.parent), image_column is not None)
 
 
+def cells_of(path: str | Path, column: str) -> list[Any]:
+    """One column of a table as it stands there, such as the labels of its rows."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder, which has no columns, and so no labels")
+    with _readable(path):
+        rows = list(_cells(path))
+    for number, cells in enumerate(rows, 1):
+        if not isinstance(cells, dict) or cells.get(column) in (None, ""):
+            there = list(rows[0]) if rows and isinstance(rows[0], dict) else []
+            if column not in there:
+                raise InputError(f"{path.name}: {unknown('column', column, there)}")
+            raise InputError(f"row {number} of {str(path)!r} has no {column}: give every row one")
+    return [cells[column] for cells in rows]
+
+
 def read_text(path: Path) -> str:
     with _readable(path):
         return path.read_text(encoding="utf-8-sig")

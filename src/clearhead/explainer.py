@@ -11,14 +11,16 @@ from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
+from clearhead.kernels import LIMIT, check_kernel, check_streams, longest, rows_reached, streams
 from clearhead.methods.base import ACROSS, REGISTRY, Method
 from clearhead.passes import run, why_not
 from clearhead.passes.rules import trial
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
-from clearhead.recording.recorder import Recorder
+from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Tape
+from clearhead.recording.tiles import Tiles
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
@@ -26,6 +28,8 @@ from clearhead.targets import Target, TargetLike, make_target
 MethodLike = str | Method
 #: How many numbers the gradients of several targets may hold together (2 GiB in float32).
 TOGETHER = 2**29
+#: How many units the targets of a streaming pass may have together.
+UNITS = 2**16
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Explainer:
         tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
         batch_size: int = 8,
         memory: str | int | None = None,
+        kernel: str | None = None,
+        checkpoint: bool | None = None,
         seed: int = 0,
         progress: bool | Callable[[list[Any]], Iterable[Any]] = False,
     ) -> Any:
@@ -107,8 +113,14 @@ class Explainer:
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)
         memory: how much passes may take beside the model itself, e.g. "2GiB": inputs, steps and points are then run so
         many at a time as fit; the result is the same
+        kernel: how attention is recorded: "materialised" (whole maps, for short inputs) or "streaming" (in memory that
+        grows with the length and not its square), by "tiles" in torch or by "triton" on a GPU; chosen by length and
+        hardware if it is left out
+        checkpoint: whether a streaming pass computes each layer again on the way back, so that it takes the memory of
+        one layer; chosen by length if it is left out
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
+        check_kernel(kernel, checkpoint)
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
         given = [method] if isinstance(method, str | Method) else list(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
@@ -134,7 +146,7 @@ class Explainer:
             samples, targets = [s for s, _ in prepared], [t for _, t in prepared]
         results: list[list[AnyExplanation] | None] = [None] * len(samples)
         batches = list(batches_of(samples, batch_size))
-        request = Request(methods, how, per, seed, authors, ignored)
+        request = Request(methods, how, per, seed, authors, ignored, kernel, checkpoint)
         budget = None if memory is None else Budget(bytes_of(memory))
         for places in followed(batches, progress):
             found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
@@ -226,6 +238,9 @@ class Explainer:
         """Test the recorder on one sample, the first time it is needed."""
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
+                # Whole maps are compared, so the input is a short one where there is one.
+                if longest(samples[:1]) > LIMIT:
+                    samples = self.subject.samples(self.subject.example(), How())
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
                 self.sample_tested = samples[0]
                 self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
@@ -277,23 +292,21 @@ class Explainer:
         by_rules = method.kind == "rules"
         return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
 
-    def _check_readout(self, sample: Sample, target: Target) -> bool:
+    def _check_readout(self, sample: Sample, target: Target, streaming: Tiles | None = None) -> bool:
         """The rows of the last layer that reach the target must be the rows that are read.
 
         True if that was seen; False if no row reaches the target, so that nothing could be seen.
         """
-        seen = [self._check_rows(sample, target, *read) for read in self.subject.readouts(sample, target).items()]
+        read = self.subject.readouts(sample, target)
+        seen = [self._check_rows(sample, target, stream, rows, streaming) for stream, rows in read.items()]
         return bool(seen) and all(seen)
 
-    def _check_rows(self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float]) -> bool:
-        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]])
+    def _check_rows(
+        self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float], streaming: Tiles | None
+    ) -> bool:
+        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]], streaming=streaming)
         last = max(i for i, place in enumerate(tested.places) if place.query_stream == stream)
-        tape = self.recorder.record(
-            plan.batch, plan.value, ("attention_gradient",), leaves=plan.leaves, places=range(last, last + 1)
-        )
-        gradient = tape.calls[0].attention_gradient
-        assert gradient is not None
-        used, read = set(gradient[0].abs().sum((0, 2)).nonzero().flatten().tolist()), set(rows)
+        used, read = rows_reached(self.recorder, plan, last), set(rows)
         if not used and not read:  # nobody reads this stream's last layer, as was said
             return True
         if not used and tested.path == "returned":
@@ -314,10 +327,10 @@ class Explainer:
         for sample, target in zip(plan.samples, plan.targets, strict=True):
             if target.custom is None:
                 if not self._classes_checked:
-                    self._classes_checked = self._check_readout(sample, target)
+                    self._classes_checked = self._check_readout(sample, target, plan.streaming)
                 request.checked[id(None)] = self._classes_checked
             elif id(target.custom) not in request.checked:
-                request.checked[id(target.custom)] = self._check_readout(sample, target)
+                request.checked[id(target.custom)] = self._check_readout(sample, target, plan.streaming)
 
     def _within(
         self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
@@ -357,28 +370,66 @@ class Explainer:
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        passes = [self._pass(samples, part, request, tested) for part in self._chunks(steps, samples, tested, rows)]
+        tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
+        streaming = streams(self.recorder, tried, samples, request.methods, request.kernel, request.checkpoint)
+        passes = self._passes(samples, steps, request, tested, streaming, rows)
         return [
             [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
             for i, sample in enumerate(samples)
         ]
 
-    def _pass(self, samples: list[Sample], targets: list[list[Target]], request: Request, tested: SelfTest) -> Pass:
+    def _passes(
+        self,
+        samples: list[Sample],
+        steps: Sequence[Sequence[Target]],
+        request: Request,
+        tested: SelfTest,
+        streaming: Tiles | None,
+        rows: int | None,
+    ) -> list[Pass]:
+        """So many targets at a time as there is room for; one at a time where a streaming pass can do no more."""
+        if streaming is not None:
+            units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
+            # layers that are computed again are so for one target at a time
+            most = len(samples) * (1 if streaming.checkpoint else max(1, UNITS // (units * len(samples))))
+            rows = most if rows is None else min(rows, most)
+        try:
+            chunks = self._chunks(steps, samples, tested, rows, streaming is not None)
+            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+        except Unbatched:
+            chunks = self._chunks(steps, samples, tested, len(samples), streaming is not None)
+            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+
+    def _pass(
+        self,
+        samples: list[Sample],
+        targets: list[list[Target]],
+        request: Request,
+        tested: SelfTest,
+        streaming: Tiles | None,
+    ) -> Pass:
         cut = [self.subject.cut(sample, own) for sample, own in zip(samples, targets, strict=True)]
-        plan = Plan(self.subject, cut, targets, request.seed)
+        plan = Plan(self.subject, cut, targets, request.seed, streaming)
         readings = [Reading(method, plan, tested) for method in request.methods]
+        if request.kernel not in (None, "materialised"):
+            check_streams(readings)
         if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)
         return Pass(plan, readings, run(self.recorder, plan, readings, tested))
 
     def _chunks(
-        self, steps: Sequence[Sequence[Target]], samples: Sequence[Sample], tested: SelfTest, rows: int | None
+        self,
+        steps: Sequence[Sequence[Target]],
+        samples: Sequence[Sample],
+        tested: SelfTest,
+        rows: int | None,
+        streaming: bool = False,
     ) -> Iterator[list[list[Target]]]:
         """The targets of each sample, so many at a time that their gradients fit into memory together."""
         most = max(len(own) for own in steps)
         widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
         cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
-        room = max(1, TOGETHER // max(1, cells * len(samples)))
+        room = most if streaming else max(1, TOGETHER // max(1, cells * len(samples)))
         room = room if rows is None else max(1, min(room, rows // len(samples)))
         size = min(room, self.subject.together(samples) or most)
         for start in range(0, most, size):

@@ -15,7 +15,7 @@ from clearhead.files import whole
 from clearhead.units import Units, plural
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
     from clearhead.areas import Where
 
@@ -270,12 +270,22 @@ class Explanation:
         self,
         kind: Literal["bars", "table", "text", "layers", "overlay", "heads", "matrix", "steps", "regions", "frames"]
         | None = None,
+        ax: "Axes | None" = None,
         **options: Any,
-    ) -> "Figure":
-        """A matplotlib figure; without a kind, what says most about these units."""
-        from clearhead.show.figures import plot
+    ) -> "Axes":
+        """Draw with matplotlib and return the axes; without a kind, what says most about these units.
 
-        return plot(self, kind, **options)
+        ax: axes of your own to draw into; otherwise `e.plot().figure.savefig("why.pdf")` keeps the whole figure
+        """
+        from clearhead.show.figures import main_axes, plot
+
+        return main_axes(plot(self, kind, ax, **options), ax)
+
+    def latex(self, special: bool = False) -> str:
+        """The text for a paper, each unit on its colour, as LaTeX; special: also tokens such as [CLS]."""
+        from clearhead.show.latex import latex
+
+        return latex(self, special)
 
     def html(self, path: str | Path | None = None) -> str:
         """One self-contained HTML page, written to `path` if given."""

@@ -14,7 +14,7 @@ from clearhead.files import whole
 from clearhead.units import LEVELS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
     from clearhead.areas import Where
 
@@ -146,11 +146,14 @@ class JointExplanation:
             partial.write_bytes(content)
         return Path(path)
 
-    def plot(self, kind: str | None = None, **options: Any) -> "Figure":
-        """A matplotlib figure, the streams side by side; a kind is drawn for the streams that have it."""
-        from clearhead.show.figures import plot
+    def plot(self, kind: str | None = None, **options: Any) -> "Axes":
+        """Draw with matplotlib, the streams side by side; a kind is drawn for the streams that have it.
 
-        return plot(self, kind, **options)
+        Returns the first axes; `e.plot().get_figure(root=True)` is the whole figure.
+        """
+        from clearhead.show.figures import main_axes, plot
+
+        return main_axes(plot(self, kind, **options))
 
     def html(self, path: str | Path | None = None) -> str:
         """One self-contained HTML page, written to `path` if given."""

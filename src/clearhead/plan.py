@@ -14,8 +14,10 @@ from clearhead.budget import note
 from clearhead.errors import InputError
 from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Method, Scores, layer_range
 from clearhead.recording.recorder import Recorder, Rows
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
+from clearhead.recording.tiles import Tiles
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
@@ -27,9 +29,14 @@ class Plan:
     """
 
     def __init__(
-        self, subject: Subject, samples: Sequence[Sample], targets: Sequence[Sequence[Target]], seed: int = 0
+        self,
+        subject: Subject,
+        samples: Sequence[Sample],
+        targets: Sequence[Sequence[Target]],
+        seed: int = 0,
+        streaming: Tiles | None = None,
     ) -> None:
-        self.subject, self.seed, self.size = subject, seed, len(samples)
+        self.subject, self.seed, self.size, self.streaming = subject, seed, len(samples), streaming
         self.steps = len(targets[0])
         self.targets = [own[step] for step in range(self.steps) for own in targets]
         # each target sees its own part of the sample: what comes after it neither counts nor is looked at
@@ -140,6 +147,8 @@ class Reading:
 
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
+        self.kernel = "materialised"
+        self.heads = {place.module: place.heads for place in tested.places}
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
         self.layers = {pair: layer_range(layers, tested.layers(*pair)) for pair in pairs}
@@ -168,10 +177,50 @@ class Reading:
 
     def visit(self, call: Call) -> None:
         if self.wants(call.query_stream, call.key_stream, call.layer):
-            fold = self.across or self.folds[call.query_stream]
-            if self.method.option("heads") is not None:
-                fold.heads = _head_list(self.method.option("heads"), call)
-            fold.fold(call)
+            self._fold_of(call).fold(call)
+
+    def _fold_of(self, call: Call) -> Any:
+        """The fold that a call belongs to, with the heads that were chosen."""
+        fold = self.across or self.folds[call.query_stream]
+        if self.method.option("heads") is not None:
+            fold.heads = _head_list(self.method.option("heads"), self.heads[call.module])
+        return fold
+
+    @property
+    def streams(self) -> bool:
+        """Whether it needs no whole map: it reads none, or tile by tile."""
+        if self.method.kind not in ("tape", "path"):
+            return False
+        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0
+
+    @property
+    def sweeps(self) -> int:
+        return max((0 if fold.needs_whole else fold.sweeps for fold in self._every), default=0)
+
+    @property
+    def reads_hidden(self) -> bool:
+        return any(fold.reads_hidden for fold in self._every)
+
+    @property
+    def _every(self) -> list[Fold | AcrossFold]:
+        return [*self.folds.values()] if self.across is None else [self.across]
+
+    def tile(self, call: Call, queries: slice, sweep: int) -> None:
+        if self.sweeps and self.wants(call.query_stream, call.key_stream, call.layer):
+            self._fold_of(call).fold_tile(call, queries, sweep)
+
+    def reads_maps(self, call: Call) -> bool:
+        """Whether it wants something of the maps of this call."""
+        return bool(self.sweeps) and self.wants(call.query_stream, call.key_stream, call.layer)
+
+    def wanted_sum(self, call: Call) -> Reduce | None:
+        """The sum of the maps that is enough, if one is."""
+        fold = self._fold_of(call)
+        wanted: Reduce | None = fold.wanted_sum(call)
+        return None if wanted is None else replace(wanted, heads=fold.heads)
+
+    def fold_sum(self, call: Call, total: Tensor) -> None:
+        self._fold_of(call).fold_sum(call, total)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         if self.across is not None:
@@ -179,8 +228,14 @@ class Reading:
         return {stream: _checked(fold.finish(tape), fold, stream) for stream, fold in self.folds.items()}
 
 
-def recorded(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest, asks: Asks) -> Tape:
-    """One pass over the batch, whose calls all methods are handed that want them."""
+def recorded(
+    recorder: Recorder,
+    plan: Plan,
+    readings: Sequence[Reading],
+    tested: SelfTest,
+    asks: Asks,
+) -> Tape:
+    """One pass over the batch, whose calls all methods are handed that want them, or tiles of them."""
     places = [
         i
         for i, place in enumerate(tested.places)
@@ -188,13 +243,46 @@ def recorded(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested
     ]
     device = plan.subject.device
 
-    def visit(call: Call) -> None:
+    def gathered(call: Call) -> Call:
         # a model may be spread over several devices: what it left on each is brought together
-        gathered = call if all(part.device == device for _, part in call.tensors()) else call.to(device)
-        for reading in readings:
-            reading.visit(gathered)
+        return call if all(part.device == device for _, part in call.tensors()) else call.to(device)
 
-    return recorder.run(plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows)
+    def visit(call: Call) -> None:
+        here = gathered(call)
+        for reading in readings:
+            reading.visit(here)
+
+    def fold(call: Call, queries: slice, sweep: int) -> None:
+        here = gathered(call)
+        for reading in readings:
+            reading.tile(here, queries, sweep)
+
+    def reductions(call: Call) -> list[Reduce] | None:
+        found = [reading.wanted_sum(call) for reading in readings if reading.reads_maps(call)]
+        return None if None in found else [one for one in found if one is not None]
+
+    def reduced(call: Call, sums: list[Tensor]) -> None:
+        wanting = [reading for reading in readings if reading.reads_maps(call)]
+        for reading, total in zip(wanting, sums, strict=True):
+            reading.fold_sum(call, total.to(device))
+
+    tiles = None
+    if plan.streaming is not None:
+        tiles = replace(
+            plan.streaming,
+            fold=fold,
+            sweeps=max((reading.sweeps for reading in readings), default=0),
+            hidden=any(reading.reads_hidden for reading in readings),
+            reductions=reductions,
+            reduced=reduced,
+            ran=set(),
+        )
+    tape = recorder.run(
+        plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, tiles=tiles
+    )
+    for reading in readings:
+        reading.kernel = reading.kernel if tiles is None else tiles.name
+    return tape
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:
@@ -210,11 +298,7 @@ def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:
     return part
 
 
-def _head_list(heads: Sequence[int], call: Call) -> list[int]:
-    part = call.attention
-    if part is None:
-        return list(heads)
-    count = part.shape[1]
+def _head_list(heads: Sequence[int], count: int) -> list[int]:
     wrong = [head for head in heads if not -count <= head < count]
     if wrong or not heads:
         raise InputError(f"heads={list(heads)} is not possible: the model has {count} heads, counted from 0")

@@ -33,6 +33,8 @@ class Request:
     profile: Profile | None = None
     #: The target that was given and that the profile's author does not heed.
     ignored: Any = None
+    kernel: str | None = None
+    checkpoint: bool | None = None
     #: Whether the rows that are read were seen to reach the target, by the target's function (None for classes).
     checked: dict[int, bool] = field(default_factory=dict)
 
@@ -87,7 +89,7 @@ def explanation_of(
         "method": str(reading.method),
         "target": _target(steps, plan.subject),
         "prediction": _prediction(first.logits, plan.subject) if count == 1 else {},
-        "certificate": {**_certificate(plan, first.place, request, tested), **_checks(steps, m)},
+        "certificate": {**_certificate(plan, first.place, request, tested, reading), **_checks(steps, m)},
         "provenance": _provenance(steps[-1].done.plan, steps[-1].place, reading, request) | _chosen(first, m),
     }
     streams: dict[str, Explanation] = {}
@@ -169,12 +171,13 @@ def _target(steps: Sequence[Step], subject: Subject) -> dict[str, Any]:
     }
 
 
-def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest) -> dict[str, Any]:
+def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest, reading: Reading) -> dict[str, Any]:
     """What was checked about a result."""
     return {
         "capture_error": tested.capture_error,
         "rebuild_error": tested.rebuild_error,
         "recorder": tested.path,
+        "kernel": reading.kernel,
         "readout": plan.subject.readout,
         "readout_checked": request.checked.get(id(plan.targets[i].custom), False),
         "dtype": str(plan.subject.dtype).removeprefix("torch."),

@@ -13,7 +13,8 @@ from clearhead.bench.segmentation import (
     Segmentation,
     average_precision,
     best_threshold,
-    cut,
+    compared,
+    foreground,
     inside_mass,
     object_mask,
     summary,
@@ -100,7 +101,7 @@ def test_a_perfect_map_is_perfect() -> None:
     inside[1:3, 2:5] = True
     counted = np.ones_like(inside)
     values = inside.astype(float)
-    found = cut(values, inside, counted, "best")
+    found = compared(foreground(values, inside, counted, "best"), inside, counted)
     assert found["iou"] == found["f1"] == found["pixel accuracy"] == 1 and found["row f1"] == 0.5  # two of four rows
     assert average_precision(values.flatten(), inside.flatten()) == 1
     assert inside_mass(values, inside, counted) == 1 and np.isnan(inside_mass(-values, inside, counted))

@@ -1,5 +1,7 @@
 """The maps of a sentence against their definitions, chance levels of the specification, pronouns without an axis."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,16 @@ import torch
 from clearhead.bias.gender import (
     Flow,
     alike,
+    chance_rank,
     clearer,
-    cost,
     filler_share,
     flow,
     pair_score,
-    pronouns,
 )
+from clearhead.bias.pronouns import answerable, pronouns, summary
 from clearhead.bias.similarity import DISTANCES, chance, distances, similarity
-from clearhead.bias.templates import ADJECTIVES_AND_SUBJECTS, occupations
+from clearhead.bias.templates import ADJECTIVES_AND_SUBJECTS, Template, occupations, people
+from clearhead.concepts.cost import cost_at_masks
 from clearhead.concepts.densray import densray
 from clearhead.concepts.directions import Directions
 from clearhead.errors import InputError
@@ -125,8 +128,29 @@ def test_pronouns_before_and_after():
     assert before[0].first == pytest.approx(float(p[ex.subject.label_index("he")]))
     assert before[0].bias is not None and before[0].first != after[0].first
     assert pronouns(ex, templates)[0] == before[0]
-    priced = cost(ex, ["it is the book.", "he is here."], directions)
-    assert priced["difference"].mean == pytest.approx(priced["after"].mean - priced["before"].mean)
+    lost = cost_at_masks(ex, ["it is the book.", "he is here."], directions)
+    assert lost["loss difference"].mean == pytest.approx(lost["loss after"].mean - lost["loss before"].mean) != 0
+    said = summary(before)
+    assert said["sum"].mean == pytest.approx(said["first"].mean + said["second"].mean)
+    assert said["apart"].mean >= abs(said["leaning"].mean) and said["bias"].count == 3
+
+
+def test_sentences_with_words_of_their_own():
+    ex = explainer("bert/mask")
+    texts = [Template("[MASK] is here.", words=("it", "the")), Template("[MASK] is here.", words=("king", "it"))]
+    (kept,) = answerable(ex, texts)
+    (own,), (usual,) = pronouns(ex, [kept]), pronouns(ex, [Template("[MASK] is here.")])
+    assert own.first != usual.first and own.bias is None
+    with pytest.raises(InputError, match="no sentence has both of its words in the vocabulary"):
+        answerable(ex, texts[1:])
+    assert people()[0].text == "The surgeon thanked the nurse."
+
+
+@pytest.mark.parametrize(("tokens", "listed"), [(5, 1), (5, 2), (4, 4)])
+def test_ranks_by_chance_are_those_of_all_orders(tokens, listed):
+    orders = itertools.permutations(range(tokens))
+    best = [1 / (1 + min(order.index(one) for one in range(listed))) for order in orders]
+    assert chance_rank(tokens, listed) == pytest.approx(np.mean(best))
 
 
 def test_occupations(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.bias.words import axis_directions, collect, known_pairs, occurrences, read_pairs
+from clearhead.bias.words import GENDER, axis_directions, collect, known_pairs, occurrences, read_pairs
 from clearhead.errors import InputError
 from tests.models import explainer
 
@@ -20,6 +20,10 @@ def test_parts_of_words_are_not_words():
         collect(["the heron shed a tear"], PAIRS, 10)
 
 
+def test_pairs_that_come_with_it():
+    assert ("he", "she") in GENDER and all(len(set(pair)) == 2 for pair in GENDER) and len(set(GENDER)) == len(GENDER)
+
+
 def test_frequent_pairs_do_not_crowd_out_the_others():
     found = collect(["he is here."] * 50 + ["his hat."] * 50, PAIRS, 30)
     assert {one.words for one in found} == {("he", "she"), ("his", "her")}
@@ -31,6 +35,23 @@ def test_pairs_from_files(tmp_path):
     assert read_pairs(tmp_path / "a", tmp_path / "b") == [("he", "she"), ("king", "queen")]
     with pytest.raises(InputError, match="there is no word list"):
         read_pairs(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pairs.tsv", "He\tshe\nking\tqueen\n"),
+        ("pairs.csv", "he,she\nking,queen"),
+        ("pairs.txt", "he she\n\nking queen\nlonely\n"),
+        ("pairs.json", '[["he", "she"], ["king", "queen"]]'),
+    ],
+)
+def test_pairs_from_one_file(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert read_pairs(tmp_path / name) == [("he", "she"), ("king", "queen")]
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(InputError, match=r"holds no pair of words: give two words a line"):
+        read_pairs(tmp_path / name)
 
 
 def test_pairs_that_the_vocabulary_does_not_have():

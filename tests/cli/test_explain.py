@@ -233,3 +233,12 @@ def test_what_may_take_long_is_said(clearhead: Clearhead, bert: Path, monkeypatc
     said = clearhead("explain", TEXT, "-m", bert, "--method", "flow", "--json")
     assert said.code == 0 and said.json["method"] == "flow"
     assert said.err.startswith("clearhead: flow: ") and "max-flow problems" in said.err and said.err.count("\n") == 1
+
+
+def test_the_kernel(clearhead: Clearhead, bert: Path) -> None:
+    whole, tiles = (clearhead("explain", TEXT, "-m", bert, "--json", "--kernel", k) for k in ("materialised", "tiles"))
+    assert whole.json["certificate"]["kernel"] == "materialised"
+    assert tiles.json["certificate"]["kernel"] == "streaming: torch tiles"
+    np.testing.assert_allclose(ch.from_dict(tiles.json).scores, ch.from_dict(whole.json).scores, rtol=1e-4, atol=1e-7)
+    wrong = clearhead("explain", TEXT, "-m", bert, "--kernel", "flash")
+    assert wrong.code != 0 and "unknown kernel 'flash'" in wrong.err

@@ -43,10 +43,36 @@ def test_every_probe_writes_its_figure_table_and_data(
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("seeds", ("--seeds", 2, "--fresh", 1)),
+        ("frontier", ("--strengths", "0,0.1", "--seeds", 1)),
+        ("diagnostic", ("--guides", "uniform,base,generic")),
+        ("uniform", ()),
+    ],
+)
+def test_probes_that_learn_from_labels(
+    clearhead: Clearhead, bert: Path, tmp_path: Path, kind: str, options: tuple[object, ...]
+) -> None:
+    table, out, runs = tmp_path / "some.csv", tmp_path / "trial", tmp_path / "runs"
+    table.write_text("text,label\nI like the movie,1\nSo boring,0\nI like it,POSITIVE\nboring,NEGATIVE\n", "utf-8")
+    how = () if kind == "uniform" else ("--steps", 2, "--batch", 2, "--held-out", 0.5, "--runs", runs)
+    said = clearhead("probe", kind, table, "-m", bert, "--labels", "label", "--out", out, "--json", *how, *options)
+    assert said.code == 0 and said.err == f"wrote {out}\n" and said.json["probe"] == kind
+    assert kind == "uniform" or (said.json["settings"]["labels"] == "given" and any(runs.iterdir()))
+    with Image.open(out / "figure.png") as picture:
+        assert min(picture.size) > 150
+    assert said.json["says"] in (out / "report.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("permutaton", "So boring"), "did you mean 'permutation'?"),
         (("uniform", "So boring", "--draws", 3), "--draws is not for uniform, which takes --frozen, --candidates"),
+        (("seeds", "So boring", "--labels", "label"), "--labels is for data"),
+        (("frontier", "So boring", "--strengths", "a"), "--strengths 'a' must be numbers"),
+        (("seeds", "So boring", "--fresh", "most"), "leaves none to learn from"),
         (("permutation", "So boring", "--heads", "a"), "must be numbers with commas"),
         (("permutation", "So boring", "--heads", "9"), "has 4 heads"),
         (("permutation", "So boring", "--limit", 3), "are for data"),

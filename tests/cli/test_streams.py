@@ -1,7 +1,6 @@
 """Several streams and several steps on the command line: what is typed, what is shown, what is refused."""
 
 import csv
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def test_a_text_and_a_picture_by_name(clearhead: Clearhead, folder: Folder, dog:
     assert said.code == 0 and "text" in said.out and "image" in said.out and said.out.count("cosine with") == 1
     expected = ch.load(model).explain(text=TEXT, image=dog)
     same(clearhead(*command, "--json").json, expected)
-    assert page.read_text("utf-8").count("<article") == 1
+    assert page.read_text("utf-8").count('class="ch-plain"') == 1
     assert clearhead("show", kept).out == said.out
     assert clearhead("show", kept, "--words").code == 0
     same(clearhead("show", kept, "--json").json, expected)
@@ -239,12 +238,12 @@ def test_ready_examples_of_the_zoo(clearhead: Clearhead, folder: Folder, monkeyp
 @pytest.mark.parametrize(
     ("name", "given", "drawn"),
     [
-        ("spell", ("cat",), ("ch-map",)),  # letters × phonemes
-        ("recall", ("k7 v2 k3 v9 k3 →",), ("ch-text",)),
-        ("shapes-vqa", ("--example", 3), ("ch-regions",)),
-        ("shapes-vilt", ("--example", 3), ("ch-heat", "ch-text")),
-        ("pets-clip", ("--text", "a dog", "--image", "DOG"), ("ch-heat",)),
-        ("shapes-detr", ("--example", 3), ("ch-heat", "ch-box")),
+        ("spell", ("cat",), ('"corner":"step"',)),  # letters × phonemes
+        ("recall", ("k7 v2 k3 v9 k3 →",), ('"shape":"text"',)),
+        ("shapes-vqa", ("--example", 3), ('"shape":"boxes"',)),
+        ("shapes-vilt", ("--example", 3), ('"shape":"grid"', '"shape":"text"')),
+        ("pets-clip", ("--text", "a dog", "--image", "DOG"), ('"shape":"grid"',)),
+        ("shapes-detr", ("--example", 3), ('"shape":"grid"', '"box":[')),
     ],
 )
 def test_one_command_explains_a_model_of_the_zoo_with_a_picture(
@@ -256,7 +255,7 @@ def test_one_command_explains_a_model_of_the_zoo_with_a_picture(
     said = clearhead("explain", "-m", f"zoo:{name}", *(dog if one == "DOG" else one for one in given), "--html", page)
     assert said.code == 0, said.err
     told = page.read_text("utf-8")
-    assert all(re.search(rf'class="[^"]*\b{kind}\b', told) for kind in drawn)
+    assert all(kind in told for kind in drawn)
 
 
 Refused = Callable[..., str]

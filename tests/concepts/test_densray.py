@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from clearhead.concepts import Directions
-from clearhead.concepts.densray import Moments, densray, densray_of_numbers, held_out, scatter
+from clearhead.concepts.densray import Moments, densray, densray_of_numbers, scatter
+from clearhead.concepts.held_out import held_out, held_out_of_numbers
 from clearhead.errors import InputError
 
 
@@ -95,6 +96,15 @@ def test_numbers_as_labels(unit):
     found = densray_of_numbers(first, labels, normalise=unit)
     assert abs(found.q[0] @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
     assert torch.corrcoef(torch.stack([found.projection(first), labels]))[0, 1] > 0
+
+
+def test_numbers_are_held_out_too():
+    vectors, _ = blobs(200)
+    noise = torch.randn(200, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    # over unit differences, one pair's labels say little: the direction is rough, but it is there
+    told = held_out_of_numbers(vectors, vectors[:, 2] + 0.1 * noise).tested
+    assert told.accuracy is None and told.effect > 0.5 and told.count == 50
+    assert abs(held_out_of_numbers(vectors, noise).tested.effect) < 0.4
 
 
 def test_what_is_held_out_tells_classes_from_noise():

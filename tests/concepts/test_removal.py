@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from clearhead.concepts.cost import cost_at_masks, cost_with_labels
 from clearhead.concepts.densray import densray
 from clearhead.concepts.layers import sites
 from clearhead.concepts.removal import conceptor_negation, hard_direction, removed, without
@@ -88,6 +89,19 @@ def test_conceptor_negation_damps_each_axis_by_how_much_lies_there():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     with pytest.raises(InputError, match="must be greater than 0"):
         conceptor_negation(first, second, aperture=0)
+
+
+def test_what_removing_costs_is_measured_on_the_same_inputs():
+    ex, q = explainer("bert/classify"), direction()
+    labels = [int(ex.explain(text, method="grad-sam").prediction["index"]) for text in TEXTS]
+    found = cost_with_labels(ex, TEXTS, labels, {2: q})
+    assert found["accuracy before"].mean == 1 and found["loss difference"].mean != 0
+    nothing = cost_with_labels(ex, TEXTS, labels, {2: torch.eye(32).double()})
+    assert nothing["loss difference"].mean == pytest.approx(0, abs=1e-12)
+    with pytest.raises(InputError, match="there are 3 inputs and 2 labels"):
+        cost_with_labels(ex, TEXTS, labels[:2], {2: q})
+    with pytest.raises(InputError, match="guesses no masked words"):
+        cost_at_masks(ex, TEXTS, {2: q})
 
 
 def how():

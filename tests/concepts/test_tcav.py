@@ -5,8 +5,17 @@ import pytest
 import torch
 
 from clearhead.concepts import Directions
-from clearhead.concepts.sets import TEXTURES, from_folder, textures, with_words
-from clearhead.concepts.tcav import binomial_interval, corrected, deal, judged, random_magnitudes, relative, tcav
+from clearhead.concepts.sets import TEXTURES, from_folder, laid_over, textures, with_words
+from clearhead.concepts.tcav import inquire, relative, tcav
+from clearhead.concepts.testing import (
+    against_all,
+    binomial_interval,
+    corrected,
+    deal,
+    judged,
+    random_magnitudes,
+    random_vectors,
+)
 from clearhead.concepts.vectors import (
     CLASSIFIERS,
     Examples,
@@ -105,8 +114,8 @@ def one_draw(seed, shift=None, sets=8, size=10, width=48):
     own = [(axis(width, 1.0) + 0.1 * torch.randn(width, generator=generator).double())[None] for _ in range(20)]
     others = [examples(size, width=width, seed=1000 * seed + i) for i in range(1, sets + 1)]
     concept = examples(size, shift, width, 1000 * seed)
-    chance = random_magnitudes(others, own, "mean-difference")
-    return judged(concept, others, own, chance, "mean-difference", threshold=None)
+    chance = random_magnitudes(random_vectors(others, "mean-difference"), own)
+    return judged(against_all(concept, others, "mean-difference"), own, chance, threshold=None)
 
 
 def test_random_concepts_are_seldom_significant():
@@ -127,7 +136,8 @@ def test_a_concept_that_is_the_class_is_significant():
 
 
 def test_a_concept_that_is_not_there_has_no_score():
-    line = judged(examples(20), [examples(20, seed=i) for i in (1, 2, 3)], [torch.ones(1, 12).double()], np.ones(3))
+    vectors = against_all(examples(20), [examples(20, seed=i) for i in (1, 2, 3)])
+    line = judged(vectors, [torch.ones(1, 12).double()], np.ones(3))
     assert "cannot be told from random inputs" in line.refused and np.isnan(line.score)
     assert not corrected([line])[0].significant
 
@@ -139,8 +149,15 @@ def test_on_a_model_from_pictures_to_a_table():
     lines = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
     assert [(line.concept, line.layer) for line in lines] == [(c, k) for k in (1, 3) for c in concepts]
     assert all(line.runs == 4 and line.inputs == 3 and 0 <= line.low <= line.score <= line.high <= 1 for line in lines)
-    again = tcav(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
-    assert lines == again
+    again = inquire(ex, inputs("vit/image"), concepts, random, [1, -1], target=0, runs=4, threshold=None)
+    assert lines == again.lines
+    for layer, own in again.relative.items():
+        assert own["striped", "dotted"] == 1 - own["dotted", "striped"]
+        q = again.vectors["dotted"][layer].q[0]
+        moved = gradients(ex, inputs("vit/image"), [layer], "token", 0)[layer]  # all units but the class token
+        for found, own in zip(again.maps["dotted"][layer], moved, strict=True):
+            np.testing.assert_allclose(found[1:], (own @ q)[1:], atol=1e-12)
+            assert layer == 3 or abs(found[1:]).max() > 0  # above the last layer, only the class token is read
 
 
 def test_random_sets_do_not_overlap():
@@ -162,6 +179,15 @@ def test_textures_differ_and_are_drawn_again_alike():
         assert (first[0] != first[1]).any() and first[0].dtype == np.uint8 and first[0].std() > 15
     with pytest.raises(InputError, match="unknown texture 'stripy': did you mean 'striped'"):
         textures("stripy", 2)
+
+
+def test_textures_are_laid_over_pictures():
+    picture = np.full((20, 30, 3), 100, np.uint8)
+    (one,) = laid_over([picture], "striped", share=0.25)
+    assert one.shape == picture.shape and one.dtype == np.uint8 and abs(one.astype(int) - 75).max() <= 64
+    assert one.std() > 5
+    with pytest.raises(InputError, match="share=0: it must be above 0"):
+        laid_over([picture], "striped", share=0)
 
 
 def test_sets_from_folders_and_words(tmp_path):

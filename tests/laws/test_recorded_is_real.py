@@ -36,7 +36,9 @@ def test_logits_and_targets(subject, implementation, dtype, together):
             plain = plain[torch.arange(len(masks)), masks]
         # Under eager it is the very same computation, but torch may choose other kernels where gradients are kept.
         exact = implementation == "eager" and dtype == torch.float64
-        within, size = 1e-13 if exact else cases.tolerance(subject, dtype), float(plain.abs().max())
+        # Recorded attention is eager, which sums in float32 where SDPA does not; by how much depends on the processor.
+        rounding = cases.tolerance(subject, dtype) * (2 if implementation == "sdpa" else 1)
+        within, size = 1e-13 if exact else rounding, float(plain.abs().max())
         assert cases.gap(tape.logits, plain) <= within
         assert cases.gap(tape.value, plain.max(1).values, size) <= within
         for row, e in zip(plain, explanations, strict=True):
@@ -44,4 +46,4 @@ def test_logits_and_targets(subject, implementation, dtype, together):
             assert cases.gap(e.target["value"], row.max(), size) <= within
             listed = [entry["logit"] for entry in e.prediction["top"]]
             assert cases.gap(listed, row.sort(descending=True).values[: len(listed)], size) <= within
-        assert explanations[0].certificate["capture_error"] <= cases.tolerance(subject, dtype)
+        assert explanations[0].certificate["capture_error"] <= rounding

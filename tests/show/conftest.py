@@ -1,7 +1,10 @@
 """Explanations to show: real ones of tiny models, and made-up ones with every nasty score and token."""
 
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from clearhead import Explanation
 from clearhead.units import Units, numbered, patches
 from tests import models
+from tests.show.browsing import Open, Opened
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -172,3 +176,39 @@ CHANGES: dict[str, Change] = {
 @pytest.fixture(params=CHANGES)
 def change(request: pytest.FixtureRequest) -> Change:
     return CHANGES[request.param]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next((found for name in names if (found := shutil.which(name))), None)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        program = None
+    if program is None:
+        reason = f"no browser: none of {', '.join(names)} is installed, or playwright is missing"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
+    pages: list[Opened] = []
+
+    def open_page(text: str, **look: Any) -> Opened:
+        file = tmp_path / f"{len(pages)}.html"
+        file.write_text(text, encoding="utf-8")
+        page = Opened(chromium.new_page(viewport={"width": 1180, "height": 900}, **look))
+        pages.append(page)
+        page.goto(file.as_uri())
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()

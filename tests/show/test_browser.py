@@ -1,137 +1,261 @@
 """Pages in a real browser: nothing hostile runs, nothing is fetched, and what is ours works."""
 
 import json
-import os
-import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from clearhead import Explanation
-from clearhead.show import html, wording
+from clearhead import Comparison, Explanation
+from clearhead.show import bundle, html, wording
+from clearhead.show.documents import document
 from clearhead.show.layout import name
+from tests.show.browsing import Open, every_fold, linked
 from tests.show.conftest import NASTY
 from tests.show.streams import every
-from tests.show.test_html import Page
+from tests.show.test_documents import attended, spread
 from tests.show.test_streams import stepped
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 #: Whatever runs leaves this in the title.
 OWNED = "<script>document.title='owned'</script><img src=http://owned.invalid/y.png onerror=document.title='owned'>"
 
 
-class Browser:
-    """A headless chromium that can reach nothing, with a new profile for each page."""
-
-    def __init__(self, program: str, folder: Path) -> None:
-        self.program, self.folder, self.count = program, folder, 0
-
-    def open(self, page: str) -> tuple[str, str]:
-        """The document after its scripts have run, and the log of all that was fetched or tried to be."""
-        self.count += 1
-        file, log = self.folder / f"{self.count}.html", self.folder / f"{self.count}.json"
-        file.write_text(page, encoding="utf-8")
-        command = [self.program, *FLAGS, f"--user-data-dir={self.folder / f'profile{self.count}'}"]
-        command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--log-net-log={log}", "--dump-dom", file.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        return done.stdout, log.read_text(encoding="utf-8", errors="replace")
+def framed(result: Any) -> str:
+    """As in a notebook: there is no content policy to save it, and escaping alone must hold."""
+    return f"<!doctype html><html lang=en><title>safe</title><body>{html.fragment(result)}"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next((found for name in names if (found := shutil.which(name))), None)
-    if program is None:
-        reason = f"no browser: none of {', '.join(names)} is installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return Browser(program, tmp_path_factory.mktemp("browser"))
+class TestSafety:
+    def test_this_test_would_notice(self, opened: Open) -> None:
+        page = opened(f"<!doctype html><title>safe</title>{OWNED}")
+        assert page.title() == "owned" and page.fetched == ["http://owned.invalid/y.png"]
+
+    def test_nothing_hostile_runs_and_nothing_is_fetched(self, opened: Open, nasty: Explanation) -> None:
+        hostile = replace(stepped(nasty), method=OWNED, prediction={"label": OWNED, "value": 1.0})
+        for text in (
+            html.page([hostile], title="safe"),
+            framed(hostile),
+            framed([hostile, replace(hostile, method="b")]),
+        ):
+            page = opened(text)
+            every_fold(page)
+            page.locator(".ch-chip").first.click()
+            page.locator(".ch-u").nth(1).hover()
+            assert page.title() == "safe" and page.fetched == [] and page.said == []
+            assert page.locator("script:not([type])").count() == 1
+            assert page.locator(".ch-card").first.locator(".ch-u").count() == len(NASTY)
+            assert page.locator("iframe, object, embed, link, base, form, a").count() == 0
+
+    def test_the_content_policy_holds_even_against_markup(self, opened: Open, nasty: Explanation) -> None:
+        page = opened(html.page([nasty], title="safe").replace("<main", f"{OWNED}<main", 1))
+        assert page.title() == "safe" and page.locator(".ch-u").count() == len(NASTY)
+
+    def test_modules_work_under_a_strict_policy(self, opened: Open, chromium: Any, tmp_path: Path) -> None:
+        """As the page serves them: no inline style or script is allowed."""
+        page = chromium.new_page()
+        policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'"
+        given = json.dumps(document(every()["objects"]))
+        style, start = "<link rel=stylesheet href=clearhead.css>", "<script type=module src=go.js></script>"
+        body = f"<!doctype html>{style}<div id=here></div>{start}"
+        go = f'import {{ draw }} from "./clearhead.js"; draw(document.getElementById("here"), {given});'
+
+        def answer(route: Any) -> None:
+            file = route.request.url.rpartition("/")[2]
+            if file in bundle.NAMES:
+                route.fulfill(body=bundle.read(file).decode(), content_type=bundle.media_type(file))
+            elif file == "go.js":
+                route.fulfill(body=go, content_type="text/javascript")
+            else:
+                route.fulfill(body=body, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda problem: problems.append(str(problem)))
+        page.route("**/*", answer)
+        page.goto("http://page.invalid/index.html")
+        assert page.locator(".ch-card").count() == 1 and page.locator(".ch-box").count() > 0
+        assert [line for line in problems if "favicon" not in line] == []
+        page.close()
 
 
-def test_this_test_would_notice(browser: Browser) -> None:
-    document, log = browser.open(f"<!doctype html><title>safe</title>{OWNED}")
-    assert "<title>owned</title>" in document and "owned.invalid" in log
+class TestText:
+    def test_every_unit_lies_where_it_was_written(
+        self, opened: Open, text: dict[str, Explanation], pair: Explanation
+    ) -> None:
+        explanation = text["generic"]
+        page = opened(html.page([explanation]))
+        line = page.locator(".ch-text").evaluate(
+            "(line) => [...line.childNodes].filter((part) => !part.classList?.contains('ch-x'))"
+            ".map((part) => part.textContent).join('')"
+        )
+        assert line == explanation.units.texts[0]
+        assert page.locator(".ch-u").evaluate_all("(all) => all.map((u) => Number(u.dataset.unit))") == list(
+            range(len(explanation))
+        )
+        assert opened(html.page([pair])).locator(".ch-text").count() == 2
+
+    def test_all_scores_are_text(self, opened: Open, text: dict[str, Explanation]) -> None:
+        explanation = text["attcat"]
+        page = opened(html.page([explanation]))
+        every_fold(page)
+        table = page.locator("details .ch-scores").first
+        full = max(abs(explanation.scores[explanation.units.drop_special()]))
+        assert table.locator("td:last-child").all_inner_texts() == [
+            wording.aligned(float(s), full) for s in explanation.scores
+        ]
+        page.get_by_role("button", name="Ranked").click()
+        first = table.locator("bdi").first.inner_text()
+        assert first == name(explanation.top(1)[0][0])
+
+    def test_the_pointer_and_the_keyboard_say_what_each_method_gives(
+        self, opened: Open, text: dict[str, Explanation]
+    ) -> None:
+        page = opened(html.page(Comparison(text)))
+        page.locator(".ch-card").first.locator(".ch-u").nth(2).hover()
+        told = page.locator(".ch-tip").inner_text()
+        for explanation in text.values():
+            assert wording.number(float(explanation.scores[2]), 3)[:5] in told
+        assert page.locator(".ch-also").count() >= len(text)
+        page.locator(".ch-reading").first.focus()
+        page.keyboard.press("End")
+        assert page.locator(".ch-said").inner_text().startswith(name(text["generic"].tokens[-1]))
+        page.keyboard.press("Escape")
+        assert page.locator(".ch-tip").is_hidden()
+
+    def test_words_are_sums_of_their_pieces(self, opened: Open, text: dict[str, Explanation]) -> None:
+        explanation = text["input-x-gradient"]
+        page = opened(html.page([explanation]))
+        page.get_by_role("button", name="Words").click()
+        words = explanation.words()
+        assert page.locator(".ch-u").count() == len(words)
+        place = page.locator(".ch-u").nth(3)
+        place.hover()
+        assert wording.number(float(words.scores[3]), 5) in page.locator(".ch-tip").inner_text()
+
+    def test_what_people_marked_is_drawn_under_it(self, opened: Open, text: dict[str, Explanation]) -> None:
+        page = opened(html.page([text["generic"]], evidence=[2, 5]))
+        marked = page.locator(".ch-human").evaluate_all("(all) => all.map((unit) => Number(unit.dataset.unit))")
+        assert marked == [2, 5] and "what people marked" in page.locator(".ch-stream").inner_text()
+
+    def test_a_step_that_is_chosen_is_shown_alone(self, opened: Open) -> None:
+        both = every()["source and prefix"]
+        page = opened(html.page([both]))
+        page.locator(".ch-chip").nth(1).click()
+        for place, part in enumerate(both.parts.values()):
+            page.locator(".ch-stream").nth(place).locator(".ch-u").nth(1).hover()
+            assert part.matrix is not None
+            assert wording.number(float(np.float32(part.matrix[1, 1])), 5) in page.locator(".ch-tip").inner_text()
+        assert page.locator('.ch-chip[aria-pressed="true"]').count() == 1
+        page.locator(".ch-chip").nth(1).click()
+        assert page.locator('.ch-chip[aria-pressed="true"]').count() == 0
 
 
-def test_nothing_hostile_runs_and_nothing_is_fetched(browser: Browser, nasty: Explanation) -> None:
-    from dataclasses import replace
+class TestPictures:
+    def test_opacity_patches_and_mask(self, opened: Open, image: dict[str, Explanation]) -> None:
+        explanation = image["generic"]
+        page = opened(html.page([explanation]))
+        page.locator(".ch-opacity").fill("25")
+        assert page.locator(".ch-heat").first.evaluate("(heat) => getComputedStyle(heat).opacity") == "0.25"
+        page.get_by_role("button", name="Mask").click()
+        page.locator(".ch-opacity").fill("0")
+        # Above zero all patches of an unsigned method lie inside: nothing is veiled.
+        veiled = (
+            "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data"
+            ".filter((value, place) => place % 4 === 3 && value).length"
+        )
+        if not explanation.signed:
+            assert page.locator(".ch-heat").first.evaluate(veiled) == 0
+        page.locator(".ch-opacity").fill("100")
+        assert page.locator(".ch-heat").first.evaluate(veiled) > 0
+        page.locator(".ch-stack[tabindex]").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".ch-said").inner_text().startswith("row 0, column 1")
 
-    hostile = replace(stepped(nasty), method=OWNED, prediction={"label": OWNED, "value": 1.0})
-    # The fragment has no content policy to save it: there escaping alone must hold.
-    framed = f"<!doctype html><title>safe</title><body>{html.fragment(hostile)}"
-    for page, title in ((html.page([hostile], title="safe"), "safe"), (framed, "safe")):
-        document, log = browser.open(page)
-        parsed = Page(document)
-        assert parsed.inside("title") == [title]
-        assert len([found for found in parsed.all("script") if found.get("type") is None]) == 1
-        assert not [key for _, found in parsed.tags for key in found if key.startswith("on")]
-        assert not [found for found in parsed.all("img") if not str(found.get("src")).startswith("data:")]
-        assert "owned.invalid" not in log
-        assert len(parsed.all("span", "ch-u")) == len(NASTY)
+    def test_a_chosen_object_has_its_own_map_and_box(self, opened: Open) -> None:
+        page = opened(html.page([every()["objects"]]))
+        boxes, count = page.locator(".ch-overlay .ch-box"), len(every()["objects"].steps or ())
+        pixels = "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data.join()"
+        whole = page.locator(".ch-overlay .ch-heat").evaluate(pixels)
+        assert boxes.count() == count
+        page.locator("button.ch-map").nth(2).click()
+        assert boxes.count() == 1 and page.locator(".ch-overlay .ch-heat").evaluate(pixels) != whole
 
-
-def test_the_content_policy_holds_even_against_markup(browser: Browser, nasty: Explanation) -> None:
-    page = html.page([nasty], title="safe").replace("<main", f"{OWNED}<main", 1)
-    document, log = browser.open(page)
-    assert "<title>safe</title>" in document and "http://owned.invalid/y.png" not in log
-
-
-def test_the_slider_moves_the_heat_map(browser: Browser, image: dict[str, Explanation]) -> None:
-    move = """<script>
-      const slider = document.querySelector(".ch-opacity");
-      slider.value = 25;
-      slider.dispatchEvent(new Event("input", {bubbles: true}));
-      document.title = getComputedStyle(document.querySelector(".ch-heat")).opacity;
-    </script>"""
-    document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(image['generic'])}{move}")
-    assert "<title>0.25</title>" in document
-
-
-def test_a_step_that_is_chosen_is_shown_alone(browser: Browser) -> None:
-    both = every()["source and prefix"]
-    choose = """<script>
-      const card = document.querySelector(".ch-card"), chips = card.querySelectorAll(".ch-chip");
-      const look = () => [...card.querySelectorAll(".ch-stream .ch-u")].map((unit) => unit.title);
-      const before = look();
-      chips[1].click();
-      const chosen = look(), shown = getComputedStyle(card.querySelector(".ch-of-step")).display;
-      chips[1].click();
-      const after = look(), hidden = getComputedStyle(card.querySelector(".ch-of-step")).display;
-      document.title = JSON.stringify({chosen, shown, hidden, back: String(before) === String(after)});
-    </script>"""
-    document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(both)}{choose}")
-    found = json.loads(Page(document).inside("title")[0])
-    wanted = [
-        f"{wording.row_names(part)[1]} ← {unit}: {wording.number(float(part.matrix[1, i]), 3)}"
-        for part in both.parts.values()
-        if part.matrix is not None
-        for i, unit in enumerate(map(name, part.tokens))
-    ]
-    assert found == {"chosen": wanted, "shown": "inline", "hidden": "none", "back": True}
+    def test_regions_lie_over_their_picture(self, opened: Open) -> None:
+        page = opened(html.page([every()["text and regions"]]))
+        regions = every()["text and regions"]["regions"]
+        assert page.locator(".ch-region").count() == len(regions)
+        left = page.locator(".ch-region").first.evaluate("(box) => parseFloat(box.style.left)")
+        assert regions.units.boxes is not None and regions.units.boxes[0] is not None
+        assert left == pytest.approx(100 * regions.units.boxes[0][0], abs=0.01)
 
 
-def test_a_step_over_a_picture_takes_the_place_of_the_heat_map(browser: Browser) -> None:
-    point = """<script>
-      const heat = document.querySelector(".ch-views .ch-heat"), maps = document.querySelectorAll("figure[data-step]");
-      const whole = heat.src, own = maps[2].querySelector("img").src;
-      maps[2].dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
-      const boxes = [...document.querySelectorAll(".ch-views .ch-box")].map((box) => getComputedStyle(box).display);
-      const pointed = heat.src === own;
-      maps[2].dispatchEvent(new PointerEvent("pointerout", {bubbles: true}));
-      document.title = JSON.stringify([pointed, heat.src === whole, boxes.filter((shown) => shown !== "none").length]);
-    </script>"""
-    document, _ = browser.open(f"<!doctype html><title></title><body>{html.fragment(every()['objects'])}{point}")
-    assert json.loads(Page(document).inside("title")[0]) == [True, True, 1]
+def test_a_word_lights_up_the_regions_that_it_looks_at(opened: Open) -> None:
+    joint = every()["text and regions"]
+    page = opened(linked(joint))
+    page.locator(".ch-ends").first.locator("li").nth(2).hover()
+    weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
+    lit = page.locator(".ch-lit").evaluate_all("(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))")
+    assert lit == pytest.approx((weights[2] / weights.max()).tolist(), rel=1e-5)
+
+
+class TestAttention:
+    def test_heads_matrix_and_links(self, opened: Open) -> None:
+        found = attended(9)
+        page = opened(html.page_of(found))
+        page.get_by_label("Heads: arrow keys").focus()
+        page.keyboard.press("End")
+        page.keyboard.press("Enter")
+        assert "Layer 1, head 2" in page.locator(".ch-head-of").inner_text()
+        page.locator(".ch-head-of .ch-scroll").focus()
+        page.keyboard.press("ArrowDown")
+        assert page.locator(".ch-said").inner_text().startswith("t1 → t0")
+        page.get_by_role("button", name="Links").click()
+        page.locator(".ch-ends li").nth(4).hover()
+        best = int(found.attention[1, 2, 4].argmax())
+        assert f"t{best}" in page.locator(".ch-tip p").nth(1).inner_text()
+        page.get_by_role("button", name="Graph").click()
+        assert page.get_by_role("img", name="Layered graph").count() == 1 and page.said == []
+
+    def test_five_hundred_tokens_and_every_head_are_smooth(self, opened: Open) -> None:
+        page = opened(html.page_of(spread(attended(512, 1, 1))))
+        moved = """async () => {
+          const frame = document.querySelector('[aria-label^="Heads"]'), times = [];
+          for (const key of [...Array(10).fill("ArrowRight"), ...Array(10).fill("ArrowDown")]) {
+            const start = performance.now();
+            frame.dispatchEvent(new KeyboardEvent("keydown", { key }));
+            times.push(performance.now() - start);
+          }
+          return times.sort((a, b) => a - b)[10];
+        }"""
+        assert page.evaluate(moved) < 100  # milliseconds, on a machine that is busy with other tests
+        assert "512 units in 91 blocks" in page.locator(".ch-head-of").inner_text()
+
+
+def test_figures_read_the_same_as_in_python(opened: Open) -> None:
+    values = [0.0, 1.0, -1.0, 0.1, 12.0, 1e-7, -3.25e-5, 123456.0, 99.996, 0.00012345, 5e-324, -0.0123456]
+    source = bundle.read("format.js").decode().replace("export ", "")
+    found = opened("<!doctype html><title>x</title>").evaluate(
+        f"(values) => {{ {source}; return values.map((v) => [number(v), number(v, 2), aligned(v, 0.5)]); }}", values
+    )
+    wanted = [[wording.number(v), wording.number(v, 2), wording.aligned(v, 0.5)] for v in values]
+    assert found == wanted
+
+
+def test_paper_shows_what_is_folded_away_in_light_colours(opened: Open, text: dict[str, Explanation]) -> None:
+    page = opened(html.page([text["generic"]]), color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".ch-more > details:not([open])").count() == 0
+    page.emulate_media(media="print")
+    assert page.locator(".ch-page").evaluate("(main) => getComputedStyle(main).colorScheme") == "light"
+    assert page.locator("details canvas").first.evaluate("(map) => map.width") > 100
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
+
+
+def test_without_scripts_the_scores_are_there(opened: Open, text: dict[str, Explanation]) -> None:
+    page = opened(html.page([text["generic"]]), java_script_enabled=False)
+    assert wording.number(float(text["generic"].scores[3])) in page.locator("main").inner_text()

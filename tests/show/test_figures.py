@@ -1,7 +1,9 @@
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -38,19 +40,19 @@ def test_every_kind_draws_pictures(kind: str, change: Change, image: dict[str, E
 
 
 def test_the_kind_follows_the_stream(text: dict[str, Explanation], image: dict[str, Explanation]) -> None:
-    assert len(text["generic"].plot().axes) == 1
-    assert len(image["generic"].plot().axes) == 4  # picture, heat map, patches, colours
+    assert len(plot(text["generic"]).axes) == 1
+    assert len(plot(image["generic"]).axes) == 4  # picture, heat map, patches, colours
 
 
 def test_names_and_scores_are_written_as_they_are() -> None:
-    figure = made(["$x^2$", "50% & _"], [0.5, -0.25]).plot("bars")
+    figure = plot(made(["$x^2$", "50% & _"], [0.5, -0.25]), "bars")
     drawn(figure)
     assert {"$x^2$", "50% & _", "0.500", "−0.250"} <= set(written(figure))
 
 
 def test_a_text_is_written_whole(text: dict[str, Explanation]) -> None:
     explanation = text["generic"]
-    figure = explanation.plot("text")
+    figure = plot(explanation, "text")
     said = "".join(written(figure))
     assert all(word in said for word in explanation.units.texts[0].split() if word.isalpha())
 
@@ -74,19 +76,19 @@ def test_what_cannot_be_drawn_says_what_to_do(text: dict[str, Explanation], imag
 
 
 def test_truncation_is_in_the_figure(cut: Explanation) -> None:
-    assert any("tokens cut off" in part for part in written(cut.plot("bars")))
+    assert any("tokens cut off" in part for part in written(plot(cut, "bars")))
 
 
 def test_a_notebook_shows_a_figure_without_pyplot(text: dict[str, Explanation]) -> None:
     from matplotlib import pyplot
 
-    figure = text["generic"].plot()
+    figure = plot(text["generic"])
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert pyplot.get_fignums() == []
 
 
 def test_many_units_keep_the_strongest() -> None:
-    figure = made([f"t{i}" for i in range(200)], np.arange(200.0)).plot("bars", count=10)
+    figure = plot(made([f"t{i}" for i in range(200)], np.arange(200.0)), "bars", count=10)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [f"t{i}" for i in range(190, 200)]
 
@@ -100,11 +102,32 @@ def test_a_measuring_model_is_drawn(kind: str, regression: Explanation) -> None:
 def test_layers_and_heads_have_the_numbers_that_the_model_gives_them() -> None:
     ex = models.explainer("bert/classify", num_hidden_layers=6)
     only = ex.explain("So boring!", "attention")
-    assert [label.get_text() for label in only.plot("layers").axes[0].get_yticklabels()] == ["5"]
-    some = ex.explain("So boring!", "generic", layers=(-2, None), heads=[3, 2], per="head").plot("heads").axes[0]
+    assert [label.get_text() for label in only.plot("layers").get_yticklabels()] == ["5"]
+    some = ex.explain("So boring!", "generic", layers=(-2, None), heads=[3, 2], per="head").plot("heads")
     assert [label.get_text() for label in some.get_yticklabels()] == ["4", "5"]
     assert [label.get_text() for label in some.get_xticklabels()] == ["3", "2"]
     nameless = made(["a"], [1.0], per_layer=np.ones((2, 1)), per_head=np.ones((2, 3, 1)))
-    axes = nameless.plot("heads").axes[0]
+    axes = nameless.plot("heads")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
+
+
+def test_plot_returns_the_axes_or_draws_into_given_ones(
+    text: dict[str, Explanation], image: dict[str, Explanation]
+) -> None:
+    axes = text["generic"].plot("bars")
+    assert isinstance(axes, Axes) and axes._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    figure = Figure()
+    first, second = figure.subplots(1, 2)
+    assert text["generic"].plot("bars", ax=second) is second and second.patches and not first.patches
+    with pytest.raises(InputError, match="several axes"):
+        image["generic"].plot("overlay", ax=first)
+
+
+def test_vector_files_keep_text_as_text_and_are_the_same_each_time(
+    text: dict[str, Explanation], tmp_path: Path
+) -> None:
+    for name in ("one.svg", "two.svg"):
+        text["generic"].plot("bars").get_figure(root=True).savefig(tmp_path / name, metadata={"Date": None})  # type: ignore[union-attr]
+    written = (tmp_path / "one.svg").read_text()
+    assert "##ca</text>" in written and written == (tmp_path / "two.svg").read_text()

@@ -21,7 +21,7 @@ from tests.show.test_terminal import printed
 for file in map(Path, sys.argv[1:]):
     explanation = clearhead.open_explanation(file)
     explanation.html(file.with_suffix(".html"))
-    explanation.plot().savefig(file.with_suffix(".png"))
+    explanation.plot().get_figure(root=True).savefig(file.with_suffix(".png"))
     file.with_suffix(".txt").write_text(printed(explanation), encoding="utf-8")
 """
 
@@ -58,5 +58,5 @@ def test_the_same_terminal(kept: dict[Path, AnyExplanation]) -> None:
 def test_the_same_figure(kept: dict[Path, AnyExplanation]) -> None:
     for file, explanation in kept.items():
         again = file.with_suffix(".again.png")
-        explanation.plot().savefig(again)
+        explanation.plot().get_figure(root=True).savefig(again)
         assert file.with_suffix(".png").read_bytes() == again.read_bytes()

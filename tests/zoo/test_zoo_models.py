@@ -25,6 +25,9 @@ LECTURE_SENTENCES = {
     "You look extremely confused": "NEGATIVE",
 }
 LARGEST = {
+    "code": 8e6,
+    "code-clone": 8e6,
+    "code-translate": 9e6,
     "logic": 1e6,
     "masked": 45e6,
     "pets": 20e6,
@@ -41,8 +44,8 @@ LARGEST = {
     "spell": 5e6,
     "topics": 25e6,
 }
-#: All of them together.
-TOGETHER = 220e6
+#: All of them together: the first fifteen within 220 MB, and the three code models.
+TOGETHER = 240e6
 
 
 def data_file(name: str) -> Path:

@@ -6,6 +6,8 @@ A protocol measures, `explaining` explains, `statistics` says how sure we are, `
 from clearhead.bench import (  # noqa: F401 – they register themselves
     agreement,
     answers,
+    detections,
+    perceptions,
     perturbed,
     rationales,
     ray_engine,

@@ -1,22 +1,22 @@
-"""`clearhead report`: one self-contained HTML page about a run, in the look of all pages."""
+"""`clearhead report`: one self-contained HTML page about a run, drawn by the renderer of all pages."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
-from clearhead.bench import plots
-from clearhead.bench.explaining import method_of
+from clearhead.bench.explaining import CONTROLS, method_of
 from clearhead.bench.reading_back import Finished, Section, Table
 from clearhead.bench.statistics import Interval, differences, ranks
 from clearhead.bench.tables import Column, ordered
 from clearhead.errors import ClearheadError
+from clearhead.explanation import plain
 from clearhead.methods import REGISTRY
-from clearhead.show.html import document
+from clearhead.show.documents import Document, one_input, view, whole_page
+from clearhead.show.html import alone
 from clearhead.show.layout import name
-from clearhead.show.markup import Markup, Part, joined, tag
 
 FOOT = (
     "Means over examples with 95 % bootstrap intervals. Ranks by Wilcoxon’s signed-rank test between every two "
@@ -28,61 +28,50 @@ def page(run: Finished) -> str:
     """The whole page."""
     job = run.about["job"]
     about = [f"{job['model']} (weights {run.about['model']})", f"{job['data']}", run.about["versions"]]
-    sections = [_section(section) for section in run.sections]
-    return document(
-        " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))]),
-        "Which explanation is true?",
-        [tag("p", name(", ".join(about)), class_="ch-note"), *sections, *_cost(run), *_refused(run)],
-        FOOT,
-        (files("clearhead.bench") / "report.css").read_text(encoding="utf-8"),
-    )
+    parts = [*(_section(run, section) for section in run.sections), *_cost(run), *_refused(run)]
+    parts[0]["note"] = " ".join(part for part in (name(", ".join(about)), parts[0].get("note")) if part)
+    eyebrow = " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))])
+    return alone(whole_page(parts, "Which explanation is true?", eyebrow, FOOT))
 
 
-def _section(section: Section) -> Markup:
+def _section(run: Finished, section: Section) -> Document:
     shown = [table for figure in section.headline for table in section.tables(figure)]
     on_correct = [table for figure in section.headline for table in section.tables(figure, section.correct)]
-    return tag(
-        "section",
-        tag("h2", name(section.name)),
-        *(_panel(f"{table.figure}, {table.better} is better", _table(table)) for table in shown),
-        *(_panel(f"{table.figure}, only examples predicted correctly", _table(table)) for table in on_correct),
+    parts = [
+        *(_ranking(f"{table.figure}, {table.better} is better", table) for table in shown),
+        *(_ranking(f"{table.figure}, only examples predicted correctly", table) for table in on_correct),
         *_overall(section),
-        _curves(section),
+        *_curves(section),
         *_disputes(section),
-        tag("div", *_folded(section, shown), class_="ch-more ch-panel"),
-        class_="ch-input",
-    )
+    ]
+    more = [*_kept(run, section), *_folded(section, shown)]
+    return view("section", heading=name(section.name), note=section.protocol.about, parts=parts, more=more)
 
 
-def _panel(title: str, *parts: Part) -> Markup:
-    return tag("div", tag("h3", name(title)), *parts, class_="ch-panel")
-
-
-def _scrolled(table: Markup, label: str) -> Markup:
-    return tag("div", table, class_="ch-scroll", tabindex=0, role="region", aria_label=label)
-
-
-def _table(table: Table) -> Markup:
+def _ranking(title: str, table: Table) -> Document:
+    """Methods by rank, with the mean and the interval of each column."""
     intervals = [column.intervals() for column in table.columns]
     places = [ranks(column.values, table.smaller_is_better) for column in table.columns]
     methods = list(dict.fromkeys(method for column in table.columns for method in column.values))
+    rows = [
+        {
+            "name": name(method),
+            "control": method in CONTROLS,
+            "cells": [_cell(own.get(method), place.get(method)) for own, place in zip(intervals, places, strict=True)],
+        }
+        for method in ordered(methods, intervals, table.smaller_is_better)
+    ]
+    columns = [f"{name(column.name)} ({_counted(column)})" for column in table.columns]
     ends = [_ends(own.values()) for own in intervals]
-    rows = []
-    for method in ordered(methods, intervals, table.smaller_is_better):
-        cells: list[Markup] = []
-        for own, place, (low, high) in zip(intervals, places, ends, strict=True):
-            if method not in own or not own[method].count:
-                cells.append(tag("td", "–"))
-                continue
-            found = own[method]
-            said = tag("small", f" [{_number(found.low)}, {_number(found.high)}] ")
-            rank = tag("span", place[method], class_="ch-rank", title="rank")
-            cells.append(tag("td", plots.whisker(found, low, high), _number(found.mean), said, rank))
-        control = "ch-control" if method in ("random", "position") else None
-        rows.append(tag("tr", tag("th", name(method), scope="row"), *cells, class_=control))
-    heads = [tag("th", f"{name(c.name)} ({_counted(c)})", scope="col") for c in table.columns]
-    head = tag("thead", tag("tr", tag("th", "method", scope="col"), *heads))
-    return _scrolled(tag("table", head, tag("tbody", *rows), class_="ch-figures"), table.figure)
+    return view("ranking", title=name(title), columns=columns, ends=plain(ends), rows=rows)
+
+
+def _cell(found: Interval | None, rank: Any) -> Document | None:
+    if found is None or not found.count:
+        return None
+    said = [_number(value) for value in (found.mean, found.low, found.high)]
+    figures: Document = plain({"mean": found.mean, "low": found.low, "high": found.high})
+    return {**figures, "said": said, "rank": str(rank)}
 
 
 def _counted(column: Column) -> str:
@@ -98,31 +87,34 @@ def _number(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def _overall(section: Section) -> Iterator[Markup]:
+def _overall(section: Section) -> Iterator[Document]:
     for part, by_method in section.overall().items():
         figures = list(next(iter(by_method.values())))
         rows = [
             [method, *(_number(own[figure]) for figure in figures)]
             for method, own in sorted(by_method.items(), key=lambda one: -one[1][figures[-1]])
         ]
-        yield _panel(f"{part}: over all examples at once", _plain(["method", *figures], rows))
+        yield _table(f"{part}: over all examples at once", ["method", *figures], rows)
 
 
-def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    head = tag("thead", tag("tr", *(tag("th", name(words), scope="col") for words in heads)))
-    made = [
-        tag("tr", tag("th", name(first), scope="row"), *(tag("td", name(words)) for words in rest))
-        for first, *rest in rows
-    ]
-    return _scrolled(tag("table", head, tag("tbody", *made), class_="ch-figures"), heads[0])
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Document:
+    shown = [[name(words) for words in row] for row in rows]
+    return view("table", title=name(title), heads=[name(words) for words in heads], rows=shown)
 
 
-def _curves(section: Section) -> Part:
-    drawn = [plots.curves(name(title), by_method) for title, by_method in section.curves().items()]
-    return _panel("Curves, means over examples", tag("div", *drawn, class_="ch-plots")) if drawn else None
+def _curves(section: Section) -> Iterator[Document]:
+    drawn = []
+    for title, by_method in section.curves().items():
+        lines = [
+            {"name": name(method), "x": list(along), "y": list(ups), "grey": method in CONTROLS}
+            for method, (along, ups) in by_method.items()
+        ]
+        drawn.append(view("curves", title=name(title), lines=plain(lines)))
+    if drawn:
+        yield view("panel", title="Curves, means over examples", parts=drawn)
 
 
-def _disputes(section: Section) -> Iterator[Markup]:
+def _disputes(section: Section) -> Iterator[Document]:
     for figure in section.headline[:1]:
         found = section.disputes(figure)
         if found:
@@ -131,24 +123,30 @@ def _disputes(section: Section) -> Iterator[Markup]:
                 for one in found
             ]
             heads = ["example", "part", f"best by {figure}", "worst"]
-            yield _panel("Where methods disagree most", _plain(heads, rows))
+            yield _table("Where methods disagree most", heads, rows)
 
 
-def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Markup]:
+def _kept(run: Finished, section: Section) -> Iterator[Document]:
+    """The two explanations of each example in dispute, where the run kept them."""
+    disputes = [one for figure in section.headline[:1] for one in section.disputes(figure)]
+    pairs = dict.fromkeys((one.example, one.best[0], one.worst[0]) for one in disputes)
+    kept = run.kept({(example, method) for example, *both in pairs for method in both})
+    for example, *both in pairs:
+        group = [kept[example, method] for method in both if (example, method) in kept]
+        if group:
+            yield {**one_input(group), "title": name(f"{example}, as {' and '.join(both)} explain it")}
+
+
+def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Document]:
     for table in shown:
         for column in table.columns:
             if len(column.values) > 1:
-                title = f"Every two methods: {table.figure}, {column.name}"
-                yield tag("details", tag("summary", name(title)), _pairs(column))
-    facts = [
-        tag("tr", tag("th", key, scope="row"), tag("td", name(json.dumps(value, ensure_ascii=False))))
-        for key, value in section.settings.items()
-    ]
-    table_of_facts = tag("table", tag("tbody", *facts), class_="ch-facts")
-    yield tag("details", tag("summary", f"Settings ({section.hash})"), table_of_facts)
+                yield _pairs(f"Every two methods: {table.figure}, {column.name}", column)
+    facts = [[key, json.dumps(value, ensure_ascii=False)] for key, value in section.settings.items()]
+    yield _table(f"Settings ({section.hash})", ["setting", "value"], facts)
 
 
-def _pairs(column: Column) -> Markup:
+def _pairs(title: str, column: Column) -> Document:
     """Differences with their tests; how many more examples would decide what these do not."""
     rows = []
     for one in sorted(differences(column.values), key=lambda one: (one.holm, -abs(one.effect), one.first, one.second)):
@@ -157,10 +155,10 @@ def _pairs(column: Column) -> Markup:
         said = f"{_number(found.mean)} [{_number(found.low)}, {_number(found.high)}]"
         effect = "∞" if math.isinf(one.effect) else f"{one.effect:.2f}".replace("-", "−")
         rows.append([f"{one.first} − {one.second}", said, f"{one.holm:.2g}", effect, more])
-    return _plain(["pair", "difference", "p (Holm)", "effect size", "examples"], rows)
+    return _table(title, ["pair", "difference", "p (Holm)", "effect size", "examples"], rows)
 
 
-def _cost(run: Finished) -> Iterator[Markup]:
+def _cost(run: Finished) -> Iterator[Document]:
     """What a method declares, and the seconds of one explanation alone where they were taken."""
     methods = sorted({one.method for section in run.sections for one in section.measurements})
     costs = run.costs
@@ -172,8 +170,7 @@ def _cost(run: Finished) -> Iterator[Markup]:
         rows.append([method, _declared(method), *said])
     heads = ["method", "what it needs", "one explanation alone", "of the cheapest"]
     note = f"Chunks took {run.seconds:,.1f} s in all; methods share their passes there." if run.seconds else None
-    panel = joined(_plain(heads, rows), tag("p", note, class_="ch-note") if note else None)
-    yield tag("section", tag("h2", "Cost per method"), tag("div", panel, class_="ch-panel"), class_="ch-input")
+    yield view("section", heading="Cost per method", parts=[_table("", heads, rows)], note=note, more=[])
 
 
 def _declared(method: str) -> str:
@@ -183,8 +180,7 @@ def _declared(method: str) -> str:
         return "–"
 
 
-def _refused(run: Finished) -> Iterator[Markup]:
+def _refused(run: Finished) -> Iterator[Document]:
     if run.refused:
         rows = [[what, why] for what, why in sorted(run.refused.items())]
-        panel = tag("div", _plain(["what", "why"], rows), class_="ch-panel")
-        yield tag("section", tag("h2", "Not measured"), panel, class_="ch-input")
+        yield view("section", heading="Not measured", parts=[_table("", ["what", "why"], rows)], more=[])

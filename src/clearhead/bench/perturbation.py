@@ -46,6 +46,11 @@ class Perturbation(Protocol):
     fills: what stands where units were; each gives curves of its own
     """
 
+    about: ClassVar[str] = (
+        "What the model still says when units go, those with the highest scores first (positive) or the lowest "
+        "(negative). “probability clearhead” is the mean height of the curve of the followed class’s probability, aopc "
+        "how far it falls on average. Parts are named: stream / what stands instead / direction."
+    )
     headline: ClassVar[tuple[str, ...]] = ("probability clearhead", "aopc")
 
     explained: Explained = "predicted"
@@ -86,12 +91,12 @@ class Perturbation(Protocol):
         asked: list[tuple[int, str, str, list[bytes]]] = []
         judges: dict[int, _Judge] = {}
         for place, whole in enumerate(wholes):
-            judge = _Judge(ex, whole, looks[clean[place]], self.judged)
+            judge = _Judge(whole, looks[clean[place]], self.judged)
             if self.examples != "all" and judge.correct != (self.examples == "correct"):
                 continue
             judges[place] = judge
             for part, method, altered in self._altered(ex, whole, place, explanations):
-                tickets = [looks.ask(sample, whole.target) for sample in altered]
+                tickets = [looks.ask(sample, whole.target, bare) for sample, bare in altered]
                 asked.append((place, method, part, [clean[place], *tickets]))
         looks.finish()
         made = []
@@ -117,8 +122,8 @@ class Perturbation(Protocol):
 
     def _altered(
         self, ex: "Explainer", whole: Whole, place: int, explanations: Explanations
-    ) -> Iterator[tuple[str, str, Iterator[Any]]]:
-        """Every part and method, with the altered inputs of its curve."""
+    ) -> Iterator[tuple[str, str, Iterator[tuple[Any, bool]]]]:
+        """Every part and method, with the altered inputs of its curve, and whether nothing is left of them."""
         first = next(iter(explanations.values()))[place]
         for stream in self.streams_of(first.streams, first):
             units = seen(whole, stream)
@@ -129,7 +134,8 @@ class Perturbation(Protocol):
                     part = replace(explained, units=units, scores=explained.scores[: len(units)])
                     for direction in self.directions:
                         masks = self.removed(part, direction, way, whole.example)
-                        yield f"{stream}/{fill}/{direction}", method, (way.without(gone) for gone in masks)
+                        altered = ((way.without(gone), way.bare(gone)) for gone in masks)
+                        yield f"{stream}/{fill}/{direction}", method, altered
 
     def streams_of(self, streams: Sequence[str], explanation: Any) -> Sequence[str]:
         """Of an explanation's streams those that this protocol removes from."""
@@ -184,13 +190,13 @@ def seen(whole: Whole, stream: str) -> Units:
 class _Judge:
     """Which class is followed, and what counts as right."""
 
-    def __init__(self, ex: "Explainer", whole: Whole, clean: Float[np.ndarray, "label"], judged: str) -> None:
-        self.subject, self.label = ex.subject, whole.example.label
-        choices = _choices(self.subject, clean)
-        if len(choices) < 2 and not self.subject.multi_label:
-            raise InputError(f"{self.subject.model_class} gives one number and no classes: there is no curve to follow")
+    def __init__(self, whole: Whole, clean: Float[np.ndarray, "label"], judged: str) -> None:
+        self.classes, self.label = whole.classes, whole.example.label
+        choices = _choices(self.classes, clean)
+        if len(choices) < 2 and not self.classes.multi_label:
+            raise InputError("the model gives one number and no classes: there is no curve to follow")
         predicted = int(choices.argmax())
-        explained = whole.target.classes(_tensor(clean), self.subject)[0]
+        explained = whole.target.classes(_tensor(clean), self.classes)[0]
         self.gold = self._gold(whole, predicted, explained)
         if judged == "gold" and self.gold is None:
             raise InputError(f"judged='gold', but {whole.example.id!r} has no true class: say judged='predicted'")
@@ -203,18 +209,18 @@ class _Judge:
         if whole.example.answer is not None or whole.example.target is not None:
             return explained  # what the example says is to be explained is its true class
         if isinstance(self.label, Mapping):
-            scored = {answer: score for answer, score in self.label.items() if answer in self.subject.labels.values()}
-            return self.subject.label_index(max(scored, key=lambda answer: scored[answer])) if scored else None
+            scored = {answer: score for answer, score in self.label.items() if answer in self.classes.labels.values()}
+            return self.classes.label_index(max(scored, key=lambda answer: scored[answer])) if scored else None
         return self.label
 
     def _soft(self, predicted: int) -> float:
         assert isinstance(self.label, Mapping)
-        return float(self.label.get(self.subject.label_name(predicted), 0.0))
+        return float(self.label.get(self.classes.label_name(predicted), 0.0))
 
     def curves(self, scores: Sequence[Float[np.ndarray, "label"]]) -> dict[str, tuple[float, ...]]:
         y = self.followed
-        logs = [log_probabilities(row, self.subject.multi_label) for row in scores]
-        chosen = [int(_choices(self.subject, row).argmax()) for row in scores]
+        logs = [log_probabilities(row, self.classes.multi_label) for row in scores]
+        chosen = [int(_choices(self.classes, row).argmax()) for row in scores]
         others = [np.delete(own, y).max(initial=-np.inf) for own in logs]
         return {
             "accuracy": tuple(self._soft(one) if self.soft else float(one == y) for one in chosen),
@@ -231,5 +237,5 @@ def _tensor(scores: Float[np.ndarray, "label"]) -> Any:
     return torch.as_tensor(scores)
 
 
-def _choices(subject: Any, scores: Float[np.ndarray, "label"]) -> Float[np.ndarray, "label"]:
-    return np.asarray(subject.choices(_tensor(scores)))
+def _choices(classes: Any, scores: Float[np.ndarray, "label"]) -> Float[np.ndarray, "label"]:
+    return np.asarray(classes.choices(_tensor(scores)))

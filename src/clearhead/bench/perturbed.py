@@ -129,6 +129,7 @@ PUBLISHED: dict[str, Perturbation] = {
     "te-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
     "bi-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
     "idl-images": Pictures(fractions=tuple(step / 20 for step in range(1, 21)), fills=("grey",), ranked="pixel"),
+    "bi-clip": Pictures(judged="gold", fills=("centre",), ranked="pixel"),
     "bi-movies": Texts(
         explained="gold",
         judged="gold",

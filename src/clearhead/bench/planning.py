@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.bench.data import DataSet, Example, read
+from clearhead.bench.captions import TEMPLATE
+from clearhead.bench.data import DataSet, Example, Mask, read
+from clearhead.bench.data.mosaic import mosaics
 from clearhead.bench.perturbed import PUBLISHED
 from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
 from clearhead.errors import InputError, unknown
@@ -21,6 +23,8 @@ from clearhead.errors import InputError, unknown
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
+#: So many mosaics are made where no limit is given.
+MOSAICS = 200
 #: So many chunks of consecutive examples are sorted by length among themselves.
 WINDOW = 16
 
@@ -29,7 +33,8 @@ WINDOW = 16
 class Job:
     """What is to be measured, in words: plain data, that a worker in another process can be handed.
 
-    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk.
+    protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk. template: the captions of
+    classes, for a dual encoder. keep: explanations are stored, too.
     """
 
     model: str
@@ -46,6 +51,8 @@ class Job:
     batch_size: int = 8
     seed: int = 0
     device: str | None = None
+    template: str = TEMPLATE
+    keep: bool = False
 
     def made_protocols(self) -> list[Protocol]:
         strange = [name for name in self.settings if name not in self.protocols]
@@ -57,12 +64,16 @@ class Job:
 
     def opened(self) -> DataSet:
         name, _, task = self.data.partition(":")
+        if name == "mosaic":
+            return mosaics(replace(self, data=task, limit=None).opened(), self.limit or MOSAICS, self.seed)
         options = dict(self.options)
         if name == "known":
             options |= {"task": task} if task else {}
             if self.limit is not None:
                 options.setdefault("count", self.limit)
-        data = read(name if name == "known" else self.data, self.split, self.root, **options)
+        elif name == "coco" and task:
+            options["each"] = task.removesuffix("s")
+        data = read(name if name in ("known", "coco") else self.data, self.split, self.root, **options)
         if self.indices is not None:
             data = data.select(self.indices)
         return data if self.limit is None else data[: self.limit]
@@ -134,20 +145,30 @@ def _add(digest: Any, part: Any) -> None:
 
 def base_key(model: str, content: str, versions: str, job: Job) -> str:
     """One word for everything that a chunk's figures depend on, but its methods and protocols."""
-    said = json.dumps([model, content, versions, job.batch_size, job.seed])
+    own = [] if job.template == TEMPLATE else [job.template]
+    said = json.dumps([model, content, versions, job.batch_size, job.seed, *own])
     return hashlib.sha256(said.encode()).hexdigest()[:24]
 
 
 def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
-    """The example with its label as the model numbers it: by name, or by number where both have equally many."""
-    if not isinstance(example.label, int) or example.target is not None or not data.labels:
+    """The example with its label as the model numbers it: by name, or by number where both have equally many.
+
+    Masks of objects have labels of their own.
+    """
+    if example.target is not None or not data.labels:
         return example
     known = {name.casefold(): index for index, name in ex.labels.items()}
-    name = data.label_name(example.label).casefold()
-    if name in known:
-        return replace(example, label=known[name])
     same = len(known) == len(data.labels)
-    return example if same else replace(example, label=None)
+
+    def own(label: Any) -> int | None:
+        found = known.get(data.label_name(label).casefold(), label if same else None)
+        return found if isinstance(label, int) else label
+
+    def marked(piece: Any) -> Any:
+        return replace(piece, label=own(piece.label)) if isinstance(piece, Mask) and piece.label is not None else piece
+
+    evidence = None if example.evidence is None else tuple(tuple(map(marked, one)) for one in example.evidence)
+    return replace(example, label=own(example.label), evidence=evidence)
 
 
 def setting(text: str) -> tuple[str, str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clearhead.bench.explaining import applicable, explained, method_of
-from clearhead.bench.planning import Task, aligned
+from clearhead.bench.planning import Task
 from clearhead.bench.running import Run
 from clearhead.bench.working import Worker
 from clearhead.files import whole
@@ -50,7 +50,7 @@ def method_seconds(worker: Worker, task: Task) -> dict[str, float]:
     """What one explanation takes, method by method; those that refuse are left out."""
     settings, _ = task.missing[0]
     protocol = worker.protocols[settings][1]
-    examples = [aligned(worker.data[place], worker.data, worker.ex) for place in task.places]
+    examples = worker.examples(task, protocol)
     names = dict.fromkeys(method for _, methods in task.missing for method in methods)
     methods, _ = applicable(worker.ex, [method_of(name) for name in names])
     found: dict[str, float] = {}

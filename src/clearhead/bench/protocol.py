@@ -51,6 +51,8 @@ class Protocol:
     #: Figures that are better the smaller they are; all others are better the larger.
     smaller_is_better: ClassVar[frozenset[str]] = frozenset()
 
+    #: What it asks, in a sentence or two, for the reader of a report.
+    about: ClassVar[str] = ""
     #: What a short table shows.
     headline: ClassVar[tuple[str, ...]] = ()
     #: Whether its figures of one method depend on which others are there.
@@ -73,6 +75,8 @@ class Protocol:
         """What is to be explained of this example, as `Explainer.explain` takes it."""
         if example.target is not None:
             return example.target
+        if example.among is not None:
+            return None  # the class is in the input, as a caption
         if self.explained == "predicted":
             return None
         if isinstance(self.explained, int):

@@ -36,6 +36,7 @@ OVERLAP = 0.5
 @register("rationales")
 @dataclass(frozen=True)
 class Rationales(Protocol):
+    about: ClassVar[str] = "Do the highest-scored words agree with those that people marked?"
     headline: ClassVar[tuple[str, ...]] = ("auprc", "token f1 @20")
 
     explained: Explained = "gold"

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.bench import keeping
 from clearhead.bench.explaining import CONTROLS
 from clearhead.bench.planning import named
 from clearhead.bench.protocol import Measurement, Protocol
 from clearhead.bench.store import Store
 from clearhead.bench.tables import Column, columns
 from clearhead.errors import ClearheadError, InputError
+from clearhead.joint import AnyExplanation
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,10 @@ class Finished:
 
     def _why_empty(self) -> str:
         return "; ".join(f"{what}: {why}" for what, why in sorted(self.refused.items())) or "it had no examples"
+
+    def kept(self, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
+        """The explanations of these examples and methods, as far as the run kept them."""
+        return keeping.read(self.store.folder, wanted)
 
     @property
     def costs(self) -> dict[str, float]:

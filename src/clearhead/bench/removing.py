@@ -32,6 +32,10 @@ class Removal(ABC):
     def without(self, removed: Bool[np.ndarray, "item"]) -> Sample:
         """The input without these units (of a picture: without these pixels, row by row)."""
 
+    def bare(self, removed: Bool[np.ndarray, "item"]) -> bool:
+        """Whether nothing is left by which this input could be told from others of its size."""
+        return False
+
 
 def removal(subject: Subject, sample: Sample, units: Units, fill: str) -> Removal:
     """How units of this stream are removed."""
@@ -85,6 +89,10 @@ class FromText(Removal):
             name = "decoder_attention_mask" if self.ids != "input_ids" else "attention_mask"
             inputs[name] = inputs.get(name, torch.ones_like(ids)).masked_fill(gone, 0)
         return replace(self.sample, inputs=inputs)
+
+    def bare(self, removed: Bool[np.ndarray, "unit"]) -> bool:
+        alone = set(self._beside) == set(self.sample.inputs) and (self.deletes or self.token is not None)
+        return bool(alone and np.all(removed | np.asarray(self.units.special)))
 
     def _shorter(self, gone: Bool[Tensor, "unit"]) -> Sample:
         left = (~gone).nonzero().flatten()
@@ -168,6 +176,8 @@ class FromPicture(Removal):
             raise unknown("fill of a picture", fill, OF_PICTURES)
         self.sample, self.fill = sample, fill
         self.pixels = sample.inputs["pixel_values"]
+        # of a model with several streams, what reads its pictures
+        subject = subject.readers.get(units.stream, (subject, ""))[0]
         like = fill if fill in ("black", "blur") else "mean"
         players = InPicture(subject, sample, units, "patch", "black" if fill == "grey" else like)
         self.patch_of = players.patch_of.numpy()
@@ -188,6 +198,9 @@ class FromPicture(Removal):
         else:
             pixels = torch.where(torch.as_tensor(gone), self.absent, self.pixels)
         return replace(self.sample, inputs={**self.sample.inputs, "pixel_values": pixels})
+
+    def bare(self, removed: Bool[np.ndarray, "pixel"]) -> bool:
+        return self.fill in ("black", "grey", "centre") and bool(removed.all())
 
 
 def _std(subject: Any, pixels: Float[Tensor, "channel height width"]) -> Float[Tensor, "channel 1 1"]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.bench import keeping
 from clearhead.bench.data import DataSet
 from clearhead.bench.engines import engine
 from clearhead.bench.explaining import method_of, with_controls
@@ -82,7 +83,8 @@ class Run:
         """The chunks in which something is missing."""
         found = []
         for key, places in self.plan:
-            there = self.store.has(key)
+            kept = not self.job.keep or keeping.keeps(self.store.folder, key)
+            there = self.store.has(key) if kept else {}
             missing = []
             for settings, made in self.wanted.items():
                 lacking = [method for method in self.methods if method not in there.get(settings, ())]
@@ -117,6 +119,8 @@ class Run:
         advance(len(self.worker.data) - sum(sizes.values()))
         began = time.perf_counter()
         for shard in run_engine(self.worker, tasks, workers, address):
+            if self.job.keep:
+                keeping.write(self.store.folder, shard.key, shard.kept)
             self.store.write(shard)
             now = time.perf_counter()
             self._note(shard.key, sizes[shard.key], now - began)

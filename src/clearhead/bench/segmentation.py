@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float
 from clearhead.bench.data import Characters, Example, Mask, Place, Region
 from clearhead.bench.perturbed import scaled_up
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking, register
+from clearhead.bench.run_lengths import packed
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
 from clearhead.masks import otsu
@@ -43,10 +44,14 @@ Grid = Bool[np.ndarray, "height width"]
 @register("segmentation")
 @dataclass(frozen=True)
 class Segmentation(Protocol):
+    """`masks` True keeps what each threshold cut out, packed as lengths of runs."""
+
+    about: ClassVar[str] = "Does the heat map cover the object?"
     headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "inside mass")
 
     explained: Explained = "predicted"
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")
+    masks: bool = False
 
     def measure(
         self,
@@ -63,7 +68,7 @@ class Segmentation(Protocol):
             for example, explanation in zip(examples, own, strict=True):
                 for stream, part in explanation.parts.items():
                     if part.units.grid is not None and part.picture is not None:
-                        seen = view_of(ex.subject.processor, example.input)
+                        seen = _view(ex.subject, example.input)
                         figures, curves = self._one(example, part, seen)
                         made.append(Measurement(example.id, method, stream, figures, curves))
         return made
@@ -87,8 +92,12 @@ class Segmentation(Protocol):
         span = values.max() - values.min()
         values = (values - values.min()) / span if span else np.zeros_like(values)
         figures: dict[str, float] = {}
+        curves: dict[str, tuple[float, ...]] = {}
         for rule in self.thresholds:
-            figures |= {f"{name}, {rule}": value for name, value in cut(values, inside, counted, rule).items()}
+            found = foreground(values, inside, counted, rule)
+            figures |= {f"{name}, {rule}": value for name, value in compared(found, inside, counted).items()}
+            if self.masks:
+                curves[f"mask, {rule}"] = packed(found)
         top = ranking(values.flatten(), self.seed, example.id)[0]
         figures |= {
             "average precision": average_precision(values[counted], inside[counted]),
@@ -96,7 +105,21 @@ class Segmentation(Protocol):
             "inside mass": inside_mass(heat, inside, counted),
             "object's share": float(inside[counted].mean()),
         }
-        return figures, {"recall": RECALLS, "precision": precisions(values[counted], inside[counted])}
+        curves |= {"recall": RECALLS, "precision": precisions(values[counted], inside[counted])}
+        return figures, curves
+
+
+@register("mosaic")
+@dataclass(frozen=True)
+class Mosaic(Segmentation):
+    """Pictures of two classes side by side (data `mosaic:pets`): what is explained must stay in its own part.
+
+    `inside mass` is the share of the positive relevance that does; by chance it is the part's share of the picture.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("inside mass", "pointing")
+
+    explained: Explained = "gold"
 
 
 def object_mask(example: Example, size: tuple[int, int], view: Box) -> tuple[Grid, Grid]:
@@ -122,6 +145,12 @@ def object_mask(example: Example, size: tuple[int, int], view: Box) -> tuple[Gri
     return inside, ~ignored | inside
 
 
+def _view(subject: Any, given: Any) -> Box:
+    """What a model sees of an example's picture; of one with several streams, what reads its pictures says."""
+    processor = getattr(subject.processor, "image_processor", subject.processor)
+    return view_of(processor, given["image"] if isinstance(given, dict) else given)
+
+
 def view_of(processor: Any, picture: Any) -> Box:
     """The part of a picture that the model sees, as fractions: processors may cut out the middle."""
     whole: Box = (0.0, 0.0, 1.0, 1.0)
@@ -140,15 +169,18 @@ def view_of(processor: Any, picture: Any) -> Box:
     return ((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
 
 
-def cut(values: Float[np.ndarray, "height width"], inside: Grid, counted: Grid, rule: str) -> dict[str, float]:
-    """The map cut at a threshold, against the mask; `values` lie between 0 and 1."""
+def foreground(values: Float[np.ndarray, "height width"], inside: Grid, counted: Grid, rule: str) -> Grid:
+    """The map cut at a threshold; `values` lie between 0 and 1."""
     if rule == "best":
-        found = values > best_threshold(values[counted], inside[counted])
-    elif rule == "otsu":
+        return values > best_threshold(values[counted], inside[counted])
+    if rule == "otsu":
         levels = (values * 255).astype(np.uint8)
-        found = levels > otsu(levels)
-    else:
-        found = values > (values.mean() if rule == "mean" else 0.25 * values.max())
+        return levels > otsu(levels)
+    return values > (values.mean() if rule == "mean" else 0.25 * values.max())
+
+
+def compared(found: Grid, inside: Grid, counted: Grid) -> dict[str, float]:
+    """What was cut out, against the object's mask."""
     yes, no = found & counted, ~found & counted
     both, either = (yes & inside).sum(), (yes | (inside & counted)).sum()
     ground_both, ground_either = (no & ~inside).sum(), (no | (~inside & counted)).sum()

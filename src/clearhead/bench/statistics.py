@@ -4,7 +4,7 @@ Examples are the sample: two methods are compared on the examples that both expl
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,10 +92,8 @@ def paired(
     differences = differences[~np.isnan(differences)]
     if len(differences) < 2 or not differences.any():
         return differences, 1.0, 0.0
-    p = float(stats.wilcoxon(differences, zero_method="pratt", method="approx").pvalue)
-    spread = float(differences.std(ddof=1))
-    mean = float(differences.mean())
-    return differences, p, mean / spread if spread else math.copysign(math.inf, mean)
+    p = float(stats.wilcoxon(differences, zero_method="pratt", correction=True, method="approx").pvalue)
+    return differences, p, _effect(differences)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -126,16 +124,8 @@ def examples_needed(effect: float, alpha: float = ALPHA, power: float = 0.8) -> 
 
 def differences(values: Mapping[str, Float[np.ndarray, "example"]], seed: int = 0) -> list[Difference]:
     """Every pair of methods, tested on the examples that both have; NaN marks one that a method has not."""
-    names = list(values)
-    if len({len(own) for own in values.values()}) > 1:
-        raise InputError(
-            "paired tests need the same examples for every method, in one order (NaN where one is missing)"
-        )
-    pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
-    tested = [paired(values[a], values[b]) for a, b in pairs]
-    corrected = holm([p for _, p, _ in tested])
     found = []
-    for (a, b), (own, p, effect), corrected_p in zip(pairs, tested, corrected, strict=True):
+    for a, b, own, p, corrected_p, effect in _tested(values):
         more = None
         if len(own) and own.any():
             # the level that this pair would have to reach were it the only one left to decide, Holm's factor kept
@@ -144,6 +134,46 @@ def differences(values: Mapping[str, Float[np.ndarray, "example"]], seed: int = 
             more = 0 if corrected_p < ALPHA else max(1, (needed or 0) - len(own))
         found.append(Difference(a, b, interval(own, seed=seed), p, corrected_p, effect, more))
     return found
+
+
+def _tested(
+    values: Mapping[str, Float[np.ndarray, "example"]],
+) -> Iterator[tuple[str, str, Float[np.ndarray, "pair"], float, float, float]]:
+    """Every two methods: their differences, p, p corrected for all pairs, and the effect size."""
+    names = list(values)
+    if len({len(own) for own in values.values()}) > 1:
+        raise InputError(
+            "paired tests need the same examples for every method, in one order (NaN where one is missing)"
+        )
+    pairs = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
+    tested = _paired_at_once(values, pairs)
+    corrected = holm([p for _, p, _ in tested])
+    for (a, b), (own, p, effect), corrected_p in zip(pairs, tested, corrected, strict=True):
+        yield a, b, own, p, corrected_p, effect
+
+
+def _paired_at_once(
+    values: Mapping[str, Float[np.ndarray, "example"]], pairs: Sequence[tuple[str, str]]
+) -> list[tuple[Float[np.ndarray, "pair"], float, float]]:
+    """`paired` for every pair; in one call of scipy's where no example is missing, which is many times as fast."""
+    matrix = np.array([np.asarray(values[a], dtype=float) - np.asarray(values[b], dtype=float) for a, b in pairs])
+    if matrix.ndim != 2 or matrix.shape[1] < 2 or np.isnan(matrix).any():
+        return [paired(values[a], values[b]) for a, b in pairs]
+    moves = matrix.any(1)
+    p = np.ones(len(pairs))
+    if moves.any():
+        p[moves] = stats.wilcoxon(matrix[moves], axis=1, zero_method="pratt", correction=True, method="approx").pvalue
+    return [(row, float(own), _effect(row) if row.any() else 0.0) for row, own in zip(matrix, p, strict=True)]
+
+
+def _leaning(differences: Float[np.ndarray, "pair"]) -> float:
+    """Which side the signed-rank test is on: the sum of the ranks of |d|, with their signs."""
+    return float((np.sign(differences) * stats.rankdata(np.abs(differences))).sum())
+
+
+def _effect(differences: Float[np.ndarray, "pair"]) -> float:
+    spread, mean = float(differences.std(ddof=1)), float(differences.mean())
+    return mean / spread if spread else math.copysign(math.inf, mean)
 
 
 def ranks(values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better: bool = False) -> dict[str, str]:
@@ -157,10 +187,9 @@ def ranks(values: Mapping[str, Float[np.ndarray, "example"]], smaller_is_better:
     {'a': '1–2', 'b': '1–2', 'c': '3'}
     """
     better, worse = dict.fromkeys(values, 0), dict.fromkeys(values, 0)
-    for one in differences(values):
-        if one.significant:
-            first_wins = (one.difference.mean < 0) == smaller_is_better
-            winner, loser = (one.first, one.second) if first_wins else (one.second, one.first)
+    for first, second, own, _, corrected, _ in _tested(values):
+        if corrected < ALPHA and own.mean() * _leaning(own) > 0:  # else a few large losses outweigh many small gains
+            winner, loser = (first, second) if (own.mean() < 0) == smaller_is_better else (second, first)
             better[loser] += 1
             worse[winner] += 1
     said = {}

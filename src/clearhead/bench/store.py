@@ -2,6 +2,7 @@
 
     RUN/run.json             what was asked for (the last time), and the settings behind each hash
     RUN/shards/KEY-WHAT.parquet   the rows of one chunk; KEY: model, examples, versions; WHAT: protocols and methods
+    RUN/explanations/KEY.jsonl.gz   the explanations of one chunk, where they were asked for (`keeping.py`)
     RUN/timings.jsonl        when and how long: beside the results, never in them
     RUN/table.parquet        all rows that the job asks for, in the plan's order
 
@@ -22,6 +23,8 @@ from clearhead.files import PARTIAL, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from clearhead.bench.keeping import Kept
 
 COLUMNS = ("model", "data", "example", "method", "protocol", "settings", "versions", "part", "figures", "curves")
 
@@ -55,6 +58,7 @@ class Shard:
     made_for: tuple[tuple[str, tuple[str, ...]], ...]
     rows: tuple[Row, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    kept: "tuple[Kept, ...]" = ()
 
     @property
     def name(self) -> str:

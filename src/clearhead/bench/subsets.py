@@ -61,23 +61,27 @@ class Drops:
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
         self.looks.finish()
         whole, clean, tickets = self.asked[name]
-        subject = self.ex.subject
-        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), subject)
-        y = [float(target.value(torch.as_tensor(self.looks[one]), subject)) for one in (clean, *tickets)]
+        target = whole.target.pinned(torch.as_tensor(self.looks[clean]), whole.classes)
+        y = [float(target.value(torch.as_tensor(self.looks[one]), whole.classes)) for one in (clean, *tickets)]
         return np.array([y[0] - after for after in y[1:]])
 
 
 @register("subsets")
 @dataclass(frozen=True)
 class Subsets(Protocol):
-    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each."""
+    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each.
 
+    Of a model with several streams all are asked about, or the one that `stream` names.
+    """
+
+    about: ClassVar[str] = "Do sums of scores over random subsets of units tell how far the output falls without them?"
     headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
 
     explained: Explained = "predicted"
     shares: tuple[float, ...] = (0.1, 0.3, 0.5)
     draws: int = 32
     fill: str | None = None
+    stream: str | None = None
     smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
     def measure(
@@ -95,7 +99,7 @@ class Subsets(Protocol):
         first = next(iter(explanations.values()))
         for place, example in enumerate(examples):
             whole = read_whole(ex, example, self)
-            for stream in first[place].streams:
+            for stream in first[place].streams if self.stream is None else [self.stream]:
                 units = seen(whole, stream)
                 if len(units.drop_special()) < 2:
                     continue

@@ -45,6 +45,7 @@ class Truth(Protocol):
         f"{kind} {figure}" for kind in ("minimal", "sufficient") for figure in ("rank", "reach")
     )
 
+    about: ClassVar[str] = "Do the highest scores fall on the units that are known to decide the label?"
     headline: ClassVar[tuple[str, ...]] = ("minimal average precision",)
 
     explained: Explained = "gold"

@@ -6,9 +6,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import clearhead
+from clearhead.bench.captions import Captions, captions_of
 from clearhead.bench.data import DataSet, Example
 from clearhead.bench.explaining import Explained, applicable, explained, method_of
-from clearhead.bench.looking import Looks
+from clearhead.bench.keeping import Kept, kept
+from clearhead.bench.looking import Looks, Scores
 from clearhead.bench.planning import Job, Task, aligned
 from clearhead.bench.protocol import Protocol
 from clearhead.bench.store import Shard, rows_of
@@ -40,6 +42,7 @@ class Worker:
     def __init__(self, job: Job, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
         self.job = job
         self.given, self.data_given = ex, data
+        self.bare: Scores = {}
         self.protocols: dict[str, tuple[str, Protocol]] = {
             made.hash: (name, made) for name, made in zip(job.protocols, job.made_protocols(), strict=True)
         }
@@ -63,14 +66,18 @@ class Worker:
 
     def __call__(self, task: Task) -> Shard:
         """Every protocol on one chunk. Explanations of one target are made once, for all methods that need them."""
-        examples = [aligned(self.data[place], self.data, self.ex) for place in task.places]
-        looks, rows = Looks(self.ex), []
+        looks, rows = Looks(self.ex, self.bare), []
+        keep: list[Kept] = []
         refused: dict[str, str] = {}
         shared: dict[str, Explained] = {}
         for settings, methods in task.missing:
             name, protocol = self.protocols[settings]
             try:
+                examples = self.examples(task, protocol)
+                known = len(shared)
                 own = self._explained(examples, protocol, task, shared)
+                if self.job.keep and own.by_method and len(shared) > known:
+                    keep += kept(examples, protocol.explained, own.by_method)
                 mine = {method: own.by_method[method] for method in methods if method in own.by_method}
                 refused |= {f"{name}: {method}": own.refused[method] for method in methods if method in own.refused}
                 measured = protocol.measure(self.ex, examples, mine, looks) if mine else []
@@ -78,12 +85,23 @@ class Worker:
                 refused |= {f"{name}: {method}": str(problem) for method in methods}
                 continue
             rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
-        return Shard(task.key, task.missing, tuple(rows), refused)
+        return Shard(task.key, task.missing, tuple(rows), refused, tuple(keep))
+
+    @cached_property
+    def captions(self) -> Captions | None:
+        return captions_of(self.ex, self.data, self.job.template)
+
+    def examples(self, task: Task, protocol: Protocol) -> list[Example]:
+        """A chunk's examples as this model takes them: its own labels, or captions for labels."""
+        if self.captions is not None:
+            return [self.captions.posed(self.data[place], protocol) for place in task.places]
+        return [aligned(self.data[place], self.data, self.ex) for place in task.places]
 
     def _explained(
         self, examples: Sequence[Example], protocol: Protocol, task: Task, shared: dict[str, Explained]
     ) -> Explained:
         targets = repr([protocol.target(example) for example in examples])
+        targets += "" if self.captions is None else repr(protocol.explained)
         if targets not in shared:
             # all methods of the chunk, whichever protocol asks: what a chunk gives must not depend on what was there
             names = list(dict.fromkeys(method for _, methods in task.missing for method in methods))

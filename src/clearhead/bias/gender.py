@@ -9,7 +9,6 @@ so layers can be compared and added up.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.bench.statistics import Interval, interval, paired
+from clearhead.bench.statistics import interval, paired
 from clearhead.bias.similarity import Similarity, similarity
-from clearhead.bias.templates import Template
 from clearhead.concepts.directions import Directions
 from clearhead.concepts.layers import own_calls
-from clearhead.concepts.removal import removed
 from clearhead.concepts.states import states_of
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.recording.scope import at_rest
 from clearhead.subjects.base import How
 from clearhead.subjects.masked import MaskedLanguageModel
 from clearhead.targets import MaskedWord
@@ -79,7 +75,7 @@ class Flow:
 
 def flow(ex: Explainer, directions: Directions, text: str, word: str | None = None, mask: int = 0) -> Flow:
     """The maps of one sentence; `word` is what the mask is explained for (the predicted one, if left out)."""
-    subject = _masked(ex)
+    subject = masked_model(ex)
     layers = range(1, len(own_calls(ex)) + 1)
     missing = [layer for layer in layers if layer not in directions]
     if missing:
@@ -109,7 +105,7 @@ def flow(ex: Explainer, directions: Directions, text: str, word: str | None = No
 
 def _without_mask(ex: Explainer, directions: Directions, text: str, layers: Sequence[int]) -> Flow:
     (found,) = states_of(ex, [text], layers)
-    subject, sample = _masked(ex), found.sample
+    subject, sample = masked_model(ex), found.sample
     batch = subject.collate([sample])
     tape = ex.recorder.record(batch, lambda output: torch.zeros(1), ("attention",), leaves=subject.leaves(batch))
     inside = _inside(sample.units.special)
@@ -130,99 +126,12 @@ def _inside(special: Sequence[bool]) -> list[int]:
     return [i for i, flag in enumerate(special) if not flag]
 
 
-def _masked(ex: Explainer) -> MaskedLanguageModel:
+def masked_model(ex: Explainer) -> MaskedLanguageModel:
     if not isinstance(ex.subject, MaskedLanguageModel) or ex.subject.processor is None:
         raise InputError(
             f"{ex.subject.name} is no masked language model with a tokenizer: load one, such as zoo:masked"
         )
     return ex.subject
-
-
-@dataclass(frozen=True)
-class Pronouns:
-    """The probabilities of two words at the mask, and with the filler masked, too.
-
-    bias: ln p(a)/p_prior(a) − ln p(b)/p_prior(b) (Kurita et al. 2019); None where there is no filler to mask
-    """
-
-    text: str
-    first: float
-    second: float
-    prior_first: float | None
-    prior_second: float | None
-
-    @property
-    def log_ratio(self) -> float:
-        return float(np.log(self.first) - np.log(self.second))
-
-    @property
-    def bias(self) -> float | None:
-        if self.prior_first is None or self.prior_second is None:
-            return None
-        return self.log_ratio - float(np.log(self.prior_first) - np.log(self.prior_second))
-
-
-def pronouns(
-    ex: Explainer,
-    templates: Sequence[Template],
-    words: tuple[str, str] = ("he", "she"),
-    without: Directions | None = None,
-    batch_size: int = 32,
-) -> list[Pronouns]:
-    """How likely the two words are at the first mask of each sentence; `without`: after removing these directions."""
-    subject = _masked(ex)
-    ids = [subject.label_index(word) for word in words]
-    with at_rest(subject.model), nullcontext() if without is None else removed(ex, without):
-        own = _probabilities(ex, [one.text for one in templates], ids, batch_size)
-        wanted = list(dict.fromkeys(one.prior for one in templates if one.prior is not None))
-        priors = dict(zip(wanted, _probabilities(ex, wanted, ids, batch_size) if wanted else [], strict=True))
-    found = []
-    for one, (first, second) in zip(templates, own, strict=True):
-        prior: tuple[float | None, float | None] = (None, None) if one.prior is None else priors[one.prior]
-        found.append(Pronouns(one.text, first, second, *prior))
-    return found
-
-
-@torch.no_grad()
-def _probabilities(
-    ex: Explainer, texts: Sequence[str], ids: Sequence[int], batch_size: int
-) -> list[tuple[float, float]]:
-    subject = _masked(ex)
-    found: list[tuple[float, float]] = []
-    for start in range(0, len(texts), batch_size):
-        samples = [sample for text in texts[start : start + batch_size] for sample in subject.samples(text, How())]
-        logits = subject.model(**subject.collate(samples)).logits
-        rows = logits[torch.arange(len(samples)), [sample.masks[0] for sample in samples]].double().softmax(-1)
-        found += [(float(row[ids[0]]), float(row[ids[1]])) for row in rows]
-    return found
-
-
-@torch.no_grad()
-def cost(
-    ex: Explainer, texts: Sequence[str], without: Directions, share: float = 0.15, seed: int = 0
-) -> dict[str, Interval]:
-    """What removing costs on the model's own task: the loss at masked tokens, before, after, and the difference."""
-    losses = {}
-    for name, directions in (("before", None), ("after", without)):
-        with at_rest(ex.subject.model), nullcontext() if directions is None else removed(ex, directions):
-            losses[name] = np.array([_loss(ex, text, share, seed) for text in texts])
-    both = {**losses, "difference": losses["after"] - losses["before"]}
-    return {name: interval(values) for name, values in both.items()}
-
-
-def _loss(ex: Explainer, text: str, share: float, seed: int) -> float:
-    subject = _masked(ex)
-    tokens = subject.words.read((text,), How())
-    ids = tokens.inputs["input_ids"]
-    inside = np.array(_inside(tokens.units.special))
-    rng = np.random.default_rng([seed, len(text)])
-    chosen = rng.permutation(inside)[: max(1, round(share * len(inside)))]
-    given = {name: part[None].to(subject.device) for name, part in tokens.inputs.items() if subject.accepts(name)}
-    given["input_ids"] = given["input_ids"].clone()
-    assert subject.mask is not None
-    given["input_ids"][0, chosen] = subject.mask
-    logits = subject.model(**given).logits[0, chosen].double()
-    return float(torch.nn.functional.cross_entropy(logits, ids[chosen].to(logits.device)))
 
 
 def alike(flows: Sequence[Flow], place: int = 3) -> Similarity:
@@ -235,7 +144,7 @@ def filler_share(one: Flow, filler: str) -> tuple[float, bool]:
     weights = np.abs(one.of("attcat").sum(0))
     weights = np.delete(weights, one.mask) if one.mask is not None else weights
     tokens = [token for i, token in enumerate(one.tokens) if i != one.mask]
-    pieces = _pieces(tokens, filler)
+    pieces = pieces_of(tokens, filler)
     if not pieces:
         raise InputError(f"the filler {filler!r} is not in the sentence: {' '.join(one.tokens)}")
     own = float(weights[pieces].sum())
@@ -243,7 +152,7 @@ def filler_share(one: Flow, filler: str) -> tuple[float, bool]:
     return own / max(float(weights.sum()), 1e-300), bool(own > others.max(initial=0))
 
 
-def _pieces(tokens: Sequence[str], filler: str) -> list[int]:
+def pieces_of(tokens: Sequence[str], filler: str) -> list[int]:
     """The run of tokens that spell the filler."""
     plain = [token.removeprefix("##").removeprefix("Ġ").removeprefix("▁").casefold() for token in tokens]
     wanted = filler.replace(" ", "").casefold()
@@ -255,15 +164,36 @@ def _pieces(tokens: Sequence[str], filler: str) -> list[int]:
 
 
 def clearer(
-    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: tuple[str, str] = ("attdr", "dr")
+    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: Sequence[str] = ("attdr", "dr", "attention")
 ) -> dict[str, Any]:
-    """Does one map rank the listed words of a sentence higher than another? Reciprocal ranks, their difference, p."""
+    """Does the first map rank the listed words of a sentence higher than the second? Reciprocal ranks, difference, p.
+
+    The best-placed of the listed words counts. Further maps stand beside them: attention alone tells what AttDR owes to
+    it. chance: the mean reciprocal rank of words in random order.
+    """
     ranks = {
         name: np.array([_reciprocal(one, own, name) for one, own in zip(flows, listed, strict=True)]) for name in maps
     }
     _, p, effect = paired(ranks[maps[0]], ranks[maps[1]])
-    means: dict[str, Any] = {name: interval(values) for name, values in ranks.items()}
-    return means | {"difference": interval(ranks[maps[0]] - ranks[maps[1]]), "p": p, "effect": effect}
+    found: dict[str, Any] = {name: interval(values) for name, values in ranks.items()}
+    by_chance = [chance_rank(len(one.tokens), len(own)) for one, own in zip(flows, listed, strict=True)]
+    found |= {"difference": interval(ranks[maps[0]] - ranks[maps[1]]), "p": p, "effect": effect}
+    return found | {"chance": float(np.mean(by_chance))}
+
+
+def chance_rank(tokens: int, listed: int) -> float:
+    """The mean of 1 / (rank of the best of the listed ones) over all orders.
+
+    >>> chance_rank(2, 1), round(chance_rank(3, 1), 3), chance_rank(3, 3)
+    (0.75, 0.611, 1.0)
+    """
+    free = tokens - listed
+    below, found = 1.0, 0.0
+    for rank in range(1, free + 2):  # P(best is at `rank`) = P(no listed one before) · P(a listed one here)
+        here = listed / (tokens - rank + 1)
+        found += below * here / rank
+        below *= 1 - here
+    return found
 
 
 def _reciprocal(one: Flow, listed: Sequence[int], name: str) -> float:
@@ -272,7 +202,7 @@ def _reciprocal(one: Flow, listed: Sequence[int], name: str) -> float:
     return 1 / (1 + int((weights > best).sum()))
 
 
-def pair_score(one: Flow, first: int, second: int, name: str = "dr") -> float:
-    """How far apart two tokens of a sentence lie on the axis: the first minus the second, summed over layers."""
+def pair_score(one: Flow, first: int | Sequence[int], second: int | Sequence[int], name: str = "dr") -> float:
+    """How far apart two words of a sentence lie on the axis, summed over layers; of several pieces, their mean."""
     sums = one.of(name).sum(0)
-    return float(sums[first] - sums[second])
+    return float(np.mean(sums[first]) - np.mean(sums[second]))

@@ -1,4 +1,4 @@
-"""Sentences with a masked pronoun and a filler word, in sets: occupations, adjectives, subjects, and free ones.
+"""Sentences with a masked pronoun and a filler word: occupations, adjectives, subjects, free ones, and pairs of people.
 
 Occupations come from a list (Bolukbasi et al. 2016, `professions.json`); adjectives and subjects are short lists of
 words that are held to be stereotypical of the one or the other. `{mask}` is the model's mask, `{word}` the filler.
@@ -41,13 +41,54 @@ FREE = (
 )
 
 
+#: A subject that is held to be of the first side, and an object of the second (after Kotek et al. 2021).
+PEOPLE = tuple(
+    tuple(line.split())
+    for line in (
+        "surgeon thanked nurse",
+        "engineer called secretary",
+        "pilot greeted stewardess",
+        "lawyer paid maid",
+        "carpenter met hairdresser",
+        "boss praised receptionist",
+        "mechanic helped housekeeper",
+        "farmer visited dancer",
+        "judge heard librarian",
+        "captain saw nanny",
+        "guard followed model",
+        "driver asked cashier",
+        "soldier trusted teacher",
+        "chief warned assistant",
+        "manager hired cleaner",
+    )
+)
+
+
 @dataclass(frozen=True)
 class Template:
-    """One sentence: its text (with the mask's own token), its filler, and the same with the filler masked, too."""
+    """One sentence: its text (with the mask's own token), its filler, and the same with the filler masked, too.
+
+    words: the two words that are compared at the mask, where they are not those of the axis
+    """
 
     text: str
     filler: str | None = None
     prior: str | None = None
+    words: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class People:
+    """A sentence about two people: a subject and an object."""
+
+    text: str
+    subject: str
+    object: str
+
+
+def people(sentences: Sequence[Sequence[str]] = PEOPLE) -> list[People]:
+    """Subject, verb and object as sentences: The surgeon thanked the nurse."""
+    return [People(f"The {one} {verb} the {other}.", one, other) for one, verb, other in sentences]
 
 
 @dataclass(frozen=True)

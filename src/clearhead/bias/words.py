@@ -3,22 +3,37 @@
 Any axis will do: pairs are an input. The first words of all pairs are one class, the second ones the other.
 """
 
+import csv
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from clearhead.concepts.densray import held_out
+from clearhead.batches import followed
+from clearhead.concepts.densray import Vectors
 from clearhead.concepts.directions import Directions
+from clearhead.concepts.held_out import held_out
 from clearhead.concepts.layers import layer_number, own_calls
-from clearhead.concepts.states import states_of
+from clearhead.concepts.states import Progress, states_of
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.subjects.words import Words
 
 Pair = tuple[str, str]
+
+_GENDER = """
+    he/she him/her his/her himself/herself man/woman men/women boy/girl boys/girls father/mother fathers/mothers
+    son/daughter sons/daughters brother/sister brothers/sisters husband/wife husbands/wives king/queen kings/queens
+    prince/princess uncle/aunt nephew/niece grandfather/grandmother grandson/granddaughter gentleman/lady
+    gentlemen/ladies lord/lady sir/madam actor/actress actors/actresses male/female males/females groom/bride dad/mom
+    duke/duchess waiter/waitress hero/heroine boyfriend/girlfriend guy/gal
+"""
+#: Pairs for those who bring none: masculine first, feminine second.
+GENDER: tuple[Pair, ...] = tuple((a, b) for a, _, b in (pair.partition("/") for pair in _GENDER.split()))
 
 
 @dataclass(frozen=True)
@@ -32,33 +47,65 @@ class Occurrence:
         return Occurrence((self.texts[1], self.texts[0]), (self.words[1], self.words[0]))
 
 
-def read_pairs(first: str | Path, second: str | Path) -> list[Pair]:
-    """Two files with one word a line, line by line a pair."""
-    columns = []
-    for path in (first, second):
-        if not Path(path).is_file():
-            raise InputError(f"there is no word list {str(path)!r}")
-        columns.append(Path(path).read_text(encoding="utf-8").split("\n"))
-    left, right = ([line.strip().casefold() for line in column] for column in columns)
-    pairs = [(a, b) for a, b in zip(left, right, strict=False) if a and b]
+def read_pairs(first: str | Path, second: str | Path | None = None) -> list[Pair]:
+    """Word pairs: two files with one word a line, line by line a pair; or one file with both words on a line.
+
+    One file may be a table (.csv, .tsv), a JSON list of pairs, or text with a space between the two words.
+    """
+    columns = [_lines(path) for path in (first, second) if path is not None]
+    rows = [list(row) for row in zip(*columns, strict=False)] if second is not None else _rows(Path(first), columns[0])
+    plain = [[word.strip().casefold() for word in row] for row in rows]
+    pairs = [(row[0], row[1]) for row in plain if len(row) == 2 and all(row)]
     if not pairs:
-        raise InputError(f"{str(first)!r} and {str(second)!r} hold no pair of words")
+        named = f"{str(first)!r} and {str(second)!r} hold" if second is not None else f"{str(first)!r} holds"
+        raise InputError(f"{named} no pair of words: give two words a line, or two files with one word a line")
     return pairs
+
+
+def _lines(path: str | Path) -> list[str]:
+    if not Path(path).is_file():
+        raise InputError(f"there is no word list {str(path)!r}")
+    return Path(path).read_text(encoding="utf-8-sig").split("\n")
+
+
+def _rows(path: Path, lines: list[str]) -> list[list[str]]:
+    if path.suffix == ".json":
+        try:
+            return [list(map(str, row)) for row in json.loads("\n".join(lines))]
+        except (ValueError, TypeError) as problem:
+            raise InputError(f"{str(path)!r} is no list of word pairs in JSON ({problem})") from None
+    separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
+    return [line.split() for line in lines] if separator is None else list(csv.reader(lines, delimiter=separator))
 
 
 def known_pairs(ex: Explainer, pairs: Iterable[Pair]) -> list[Pair]:
     """The pairs whose two words are one piece each of the model's vocabulary: only these have one vector."""
     given = list(pairs)
-    words: Words = ex.subject.words  # type: ignore[attr-defined]
-
-    def single(word: str) -> bool:
-        ids = words.ask("encode", word, add_special_tokens=False)
-        return len(ids) == 1 and ids[0] != getattr(words.tokenizer, "unk_token_id", None)
-
-    known = [pair for pair in given if pair[0] != pair[1] and all(map(single, pair))]
+    known = [pair for pair in given if pair[0] != pair[1] and all(is_one_piece(ex, word) for word in pair)]
     if not known:
         raise InputError(f"of {len(given)} word pairs none has both words in the vocabulary of {ex.subject.name}")
     return list(dict.fromkeys(known))
+
+
+def is_one_piece(ex: Explainer, word: str) -> bool:
+    return _piece(ex, word) is not None
+
+
+def _piece(ex: Explainer, word: str, begins: bool = False) -> int | None:
+    """The one token that a word is inside a sentence, or where it `begins` one; byte-level BPE has two for it."""
+    words = _words(ex)
+    for written in (word,) if begins else (f" {word}", word):
+        ids = words.ask("encode", written, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] != getattr(words.tokenizer, "unk_token_id", None):
+            return int(ids[0])
+    return None
+
+
+def _words(ex: Explainer) -> Words:
+    words = getattr(ex.subject, "words", None)
+    if not isinstance(words, Words):
+        raise InputError(f"{ex.subject.name} reads no text, and an axis of words needs a model that does")
+    return words
 
 
 def occurrences(texts: Iterable[str], pairs: Sequence[Pair], longest: int = 60) -> Iterator[Occurrence]:
@@ -98,6 +145,45 @@ def collect(texts: Iterable[str], pairs: Sequence[Pair], count: int) -> list[Occ
     return found
 
 
+@dataclass(frozen=True)
+class AxisVectors:
+    """At each layer, the vectors of both sides, pair by pair; families: what may not be torn apart when some are held
+    out, for each vector of the first side, and of the second if these are others.
+    """
+
+    by_layer: dict[int, tuple[Vectors, Vectors]]
+    families: list[str]
+    others: list[str] | None = None
+
+    @property
+    def groups(self) -> tuple[list[str], list[str]]:
+        return self.families, self.others or self.families
+
+
+def axis_vectors(
+    ex: Explainer,
+    found: Sequence[Occurrence],
+    layers: Sequence[int] | None = None,
+    *,
+    batch_size: int = 32,
+    progress: Progress = False,
+) -> AxisVectors:
+    """The states of the listed words at every layer (h^1 … h^L), in their sentences and in the counterfactual ones."""
+    count = len(own_calls(ex))
+    wanted = list(range(1, count + 1)) if layers is None else [layer_number(layer, count) for layer in layers]
+    parts = [list(found[start : start + 256]) for start in range(0, len(found), 256)]  # states of all units are many
+    sides: list[list[torch.Tensor | None]] = [[], []]
+    for part in followed(parts, progress):
+        for side in (0, 1):
+            sides[side] += word_vectors(ex, part, side, wanted, batch_size)
+    there = [i for i in range(len(found)) if all(side[i] is not None for side in sides)]
+    if not there:
+        raise InputError("no listed word is one token of its sentence: check the pairs with known_pairs(ex, pairs)")
+    stacked = [torch.stack([side[i] for i in there]) for side in sides]  # type: ignore[misc]
+    by_layer = {layer: (stacked[0][:, place], stacked[1][:, place]) for place, layer in enumerate(wanted)}
+    return AxisVectors(by_layer, _families([found[i].words for i in there]))
+
+
 def axis_directions(
     ex: Explainer,
     found: Sequence[Occurrence],
@@ -107,22 +193,22 @@ def axis_directions(
     normalise: bool = True,
     batch_size: int = 32,
     seed: int = 0,
+    few: bool = False,
+    progress: Progress = False,
 ) -> Directions:
     """DensRay at every layer (h^1 … h^L), tested on words that it was not found with."""
-    count = len(own_calls(ex))
-    wanted = list(range(1, count + 1)) if layers is None else [layer_number(layer, count) for layer in layers]
-    sides = [word_vectors(ex, found, side, wanted, batch_size) for side in (0, 1)]
-    there = [i for i in range(len(found)) if all(side[i] is not None for side in sides)]
-    if not there:
-        raise InputError("no listed word is one token of its sentence: check the pairs with known_pairs(ex, pairs)")
-    families = _families([found[i].words for i in there])
-    directions = {}
-    for place, layer in enumerate(wanted):
-        first, second = (torch.stack([side[i][place] for i in there]) for side in sides)  # type: ignore[index]
-        directions[layer] = held_out(
-            first, second, groups=(families, families), names=names, normalise=normalise, seed=seed
-        )
-    return Directions(directions)
+    vectors = axis_vectors(ex, found, layers, batch_size=batch_size, progress=progress)
+    return directions_of(vectors, names, normalise=normalise, seed=seed, few=few)
+
+
+def directions_of(vectors: AxisVectors, names: Pair = ("first", "second"), **how: Any) -> Directions:
+    """The direction of every layer, each tested on families of words that it was not found with.
+
+    how: as in `held_out`; find= for another function than DensRay
+    """
+    return Directions(
+        {layer: held_out(*sets, groups=vectors.groups, names=names, **how) for layer, sets in vectors.by_layer.items()}
+    )
 
 
 def word_vectors(
@@ -130,18 +216,18 @@ def word_vectors(
 ) -> "list[torch.Tensor | None]":
     """layer × model of the first place of the word; None where it is cut off, or no token by itself."""
     vectors: list[torch.Tensor | None] = []
-    for start in range(0, len(found), 512):  # so that the states of all units need not be kept at once
-        part = found[start : start + 512]
-        states = states_of(ex, [one.texts[side] for one in part], layers, batch_size=batch_size)
-        for one, own in zip(part, states, strict=True):
-            place = place_of(ex, own.sample.inputs["input_ids"], one.words[side])
-            vectors.append(None if place is None else torch.stack([own.states[layer][place] for layer in layers]))
+    states = states_of(ex, [one.texts[side] for one in found], layers, batch_size=batch_size)
+    for one, own in zip(found, states, strict=True):
+        place = place_of(ex, own.sample.inputs["input_ids"], one.words[side])
+        vectors.append(None if place is None else torch.stack([own.states[layer][place] for layer in layers]))
     return vectors
 
 
 def place_of(ex: Explainer, ids: torch.Tensor, word: str) -> int | None:
-    (wanted,) = ex.subject.words.ask("encode", word, add_special_tokens=False)[:1] or [None]  # type: ignore[attr-defined]
-    places = (ids == wanted).nonzero().flatten().tolist()
+    inside, first = _piece(ex, word), _piece(ex, word, begins=True)
+    places = [] if inside is None else (ids == inside).nonzero().flatten().tolist()
+    if not places and first is not None:  # elsewhere than at the beginning it is a piece of another word
+        places = [place for place in (0, 1) if place < len(ids) and ids[place] == first]
     return places[0] if places else None
 
 

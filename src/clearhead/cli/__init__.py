@@ -1,7 +1,7 @@
 """The command line: one verb a line of the README, the words of the API, nothing but the public API behind it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -12,12 +12,15 @@ import typer
 import clearhead
 from clearhead.cli import attention as attending
 from clearhead.cli import bench as benchmark
+from clearhead.cli import bias as biasing
+from clearhead.cli import concept as conceiving
 from clearhead.cli import convert as converting
 from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import probe as probing
 from clearhead.cli import process as process
+from clearhead.cli import serve as serving
 from clearhead.cli.inputs import check_data, data_among, load, opened
 from clearhead.datasets import Dataset, recognise
 from clearhead.errors import InputError
@@ -83,6 +86,7 @@ def explain(
     per: opt.Per = None,
     batch_size: opt.BatchSize = 8,
     memory: opt.Memory = None,
+    kernel: opt.Kernel = None,
     words: opt.Words = False,
     sentences: opt.Sentences = False,
     html: opt.Html = None,
@@ -99,7 +103,7 @@ def explain(
     it. Scores of signed methods below zero speak against it.
     """
     given = [recognise(one) for one in inputs or ()]
-    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory}
+    arguments = {**asked.arguments(), "rows": rows, "per": per, "memory": memory, "kernel": kernel}
     chosen = opt.methods(method, ["generic"])
     data = data_among(given, out, column, pair_column, image_column)
     if data is not None:
@@ -114,7 +118,7 @@ def explain(
                     "--pair-column, pictures to --image-column"
                 )
         about = {**asdict(loading), **asdict(asked), "rows": rows, "per": per}
-        about |= {} if memory is None else {"memory": memory}
+        about |= {name: value for name, value in {"memory": memory, "kernel": kernel}.items() if value is not None}
         _explain_data(data, Path(str(out)), loading, arguments, chosen, batch_size, about, as_json)
         return
     count = max([len(given), *(len(values) for values in read.named.values()), 1])
@@ -274,6 +278,19 @@ app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
 app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
+app.command(epilog=examples(*serving.EXAMPLES))(serving.serve)
+
+
+def _group(name: str, words: str, verbs: Mapping[str, tuple[Callable[..., None], Sequence[str]]]) -> None:
+    """Verbs of one noun: clearhead NAME VERB."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help=words)
+    for verb, (command, commands) in verbs.items():
+        group.command(verb, epilog=examples(*commands))(command)
+    app.add_typer(group, name=name)
+
+
+_group("concept", conceiving.HELP, conceiving.VERBS)
+_group("bias", biasing.HELP, biasing.VERBS)
 
 
 @app.command(epilog=examples("clearhead version --json"))

@@ -16,6 +16,7 @@ EXAMPLES = (
     'clearhead attention "You look extremely confused"',
     'clearhead attention "She hates the book" --head 1.3 --head 4.0 --out maps',
     'clearhead attention "So boring" --beside reviews.csv --limit 100 --out maps',
+    'clearhead attention "She asked the doctor about [MASK] back" -m zoo:masked --candidates his,her --out maps',
 )
 
 
@@ -30,6 +31,10 @@ def attention(
         str | None,
         typer.Option(metavar="DATA", help="A table or a folder: say what heads look at on average over it, too."),
     ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Tell the probabilities of these labels or masked words: his,her."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of --beside: the first N rows alone.")] = None,
     column: opt.Column = None,
     out: Annotated[
@@ -37,7 +42,8 @@ def attention(
         typer.Option(
             metavar="DIR",
             help="Write overview.png (every head), depth.png (the row that is read, by raw attention, rollout and "
-            "flow), graph.png, maps.png (those of --head) and attention.json.",
+            "flow), graph.png, maps.png (those of --head), attention.html (all of it, to point at) and "
+            "attention.json.",
         ),
     ] = None,
     as_json: opt.Json = False,
@@ -58,11 +64,13 @@ def attention(
 
     with put.waiting("looking"):
         others = None if beside is None else probed_inputs(model, [beside], limit, column)[1]
-        found = view(ex, raw, others)
+        asked = [] if candidates is None else [word.strip() for word in candidates.split(",")]
+        found = view(ex, raw, others, candidates=asked)
     for layer, number in chosen:
         found.map(layer, number)
     if out is not None:
         from clearhead.show import attending
+        from clearhead.show.html import page_of
 
         folder = Path(out)
         folder.mkdir(exist_ok=True)
@@ -70,6 +78,7 @@ def attention(
         figures |= {"graph": attending.graph(found)} | ({"maps": attending.maps(found, chosen)} if chosen else {})
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png", dpi=144)
+        (folder / "attention.html").write_text(page_of(found), encoding="utf-8")
         (folder / "attention.json").write_text(json.dumps(found.to_dict(), ensure_ascii=False), encoding="utf-8")
         print(f"wrote {folder}", file=sys.stderr)
     if as_json:

@@ -19,6 +19,8 @@ EXAMPLES = (
     "--set perturb-images.fills=black,blur --out runs/pets",
     "clearhead bench --model zoo:rationale --data eraser-movies --split test --root data --protocols rationales,eraser "
     "--out runs/movies",
+    "clearhead bench --model zoo:pets-clip --data pets --root data --protocols bi-clip --limit 50 --keep-explanations "
+    "--out runs/clip",
     "clearhead bench --model zoo:pets --data pets --root data --protocols perturb-images --engine ray --workers 4 "
     "--address auto --out runs/pets",
 )
@@ -33,7 +35,8 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="A data set by name (pets, eraser-movies, hub:OWNER/NAME …), known:TASK for a task of the zoo with "
-            "known answers, or the path of a table or a folder of pictures.",
+            "known answers, mosaic:NAME for pictures of two classes side by side, or the path of a table or a folder "
+            "of pictures.",
         ),
     ],
     protocols: Annotated[
@@ -64,6 +67,13 @@ def bench(
         typer.Option(metavar="HOST:PORT", help="The Ray cluster (or auto); without it, one is started here."),
     ] = None,
     chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Examples that are computed and stored at once.")] = 16,
+    template: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="The caption of a class, for CLIP and its kin: {one} is a pug, {name} pug."),
+    ] = "a photo of {one}",
+    keep: Annotated[
+        bool, typer.Option("--keep-explanations", help="Store explanations, too, compressed; the report shows some.")
+    ] = False,
     batch_size: opt.BatchSize = 8,
     seed: opt.Seed = 0,
     device: opt.Device = None,
@@ -74,9 +84,9 @@ def bench(
     Results are Parquet files, one row for each example, method, protocol and setting. A run that was stopped, or asked
     for more, computes what is missing and nothing else. A method's rank is shown only as far as the examples decide it.
     """
+    from clearhead.bench import predicting
     from clearhead.bench.engines import engine as engine_named
     from clearhead.bench.planning import Job, setting
-    from clearhead.bench.predicting import keep, predicted
     from clearhead.bench.running import Run
 
     engine_named(engine, address)  # an unknown one is told before the model is opened
@@ -98,11 +108,13 @@ def bench(
         batch_size=batch_size,
         seed=seed,
         device=device,
+        template=template,
+        keep=keep,
     )
     run = Run(job, out)
     with put.waiting("planning"):
         cost = run.cost()
-        expected = predicted(run, 1 if engine == "local" else workers)
+        expected = predicting.predicted(run, 1 if engine == "local" else workers)
     if not as_json:
         print(cost if expected is None else f"{cost}; {expected}")
     try:
@@ -115,7 +127,7 @@ def bench(
 
             report = run(engine, workers, advance_or_stop, address)
         if expected is not None:
-            keep(run, expected)
+            predicting.keep(run, expected)
     except KeyboardInterrupt:
         raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
     if as_json:

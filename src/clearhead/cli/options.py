@@ -197,6 +197,14 @@ Memory = Annotated[
         metavar="SIZE", rich_help_panel=_MODEL, help="What passes may take beside the model, e.g. 2GiB; same result."
     ),
 ]
+Kernel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=_MODEL,
+        help="How attention is recorded: materialised, streaming (for long inputs), tiles or triton.",
+    ),
+]
 Words = Annotated[
     bool, typer.Option("--words", metavar="", rich_help_panel=_OUT, help="Word pieces merged into words.")
 ]

@@ -84,6 +84,11 @@ def _cell(value: Any) -> str:
     return ", ".join(map(str, value)).replace("_", " ") or "nothing" if isinstance(value, list) else str(value)
 
 
+def rounded(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a table with its numbers short."""
+    return {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in line.items()}
+
+
 def of_card(name: str, card: Mapping[str, Any]) -> dict[str, str]:
     """One line of the table of models."""
     figures = card.get("figures") or {}
@@ -148,6 +153,10 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
         console().print(f"{name}, {len(by_method[name])} explanations")
         console().print(render_aggregate(aggregate))
     return len(bad)
+
+
+def wrote(place: str | Path) -> None:
+    print(f"wrote {place}", file=sys.stderr)
 
 
 def write_page(explanations: Sequence["AnyExplanation"], path: str) -> None:

@@ -9,15 +9,15 @@ of Gender Bias in Contextualized Representations".
 An eigenvector has no sign: here it points from the second class to the first, and its zero is midway between them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.concepts.directions import Direction, HeldOut
+from clearhead.concepts.directions import Direction
 from clearhead.errors import InputError
 
 Vectors = Float[Tensor, "vector model"]
@@ -219,63 +219,7 @@ def placed(
     q, along, others = q * sign[:, None], along * sign, others * sign
     centre = (along.mean(0) + others.mean(0)) / 2
     counts = (len(first), len(second))
-    return Direction(q, values, centre, _pooled(along, others), names, counts, about=about)
-
-
-def held_out(
-    first: Vectors,
-    second: Vectors,
-    *,
-    groups: tuple[Sequence[Any], Sequence[Any]] | None = None,
-    share: float = 0.25,
-    seed: int = 0,
-    find: Any = densray,
-    **how: Any,
-) -> Direction:
-    """The direction of all vectors, tested: the same is found without a share of them, and tried on that share.
-
-    groups: what may not be torn apart, one for each vector of each set: the word it stands for, or the sentence it and
-    its counterfactual come from. Otherwise a word that was seen is tested by its own twin.
-    find: another function of two sets, such as `hard_direction`
-    """
-    first, second = two_sets(first, second, how.get("names", ("first", "second")))
-    sides = groups or (range(len(first)), range(len(first), len(first) + len(second)))
-    if [len(side) for side in sides] != [len(first), len(second)]:
-        raise InputError("groups= must name one group for each vector of each of the two sets")
-    out = _drawn(sides, share, seed)
-    tried = find(first[~out[0]], second[~out[1]], **how)
-    return replace(find(first, second, **how), tested=measured(tried, first[out[0]], second[out[1]]))
-
-
-def measured(direction: Direction, first: Vectors, second: Vectors) -> HeldOut:
-    """How often the score has the sign of its class (both classes count the same), and Cohen's d."""
-    one, other = direction.score(first.double()), direction.score(second.double())
-    accuracy = float(((one > 0).double().mean() + (other < 0).double().mean()) / 2)
-    effect = (one.mean() - other.mean()) / _pooled(one[:, None], other[:, None])[0]
-    return HeldOut(accuracy, float(effect), len(first) + len(second))
-
-
-def _drawn(sides: tuple[Sequence[Any], Sequence[Any]], share: float, seed: int) -> list[Bool[Tensor, "vector"]]:
-    """Which vectors of each set are held out: whole groups, until both sets have about that share."""
-    numbers = {group: number for number, group in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
-    members = [torch.tensor([numbers[group] for group in side]) for side in sides]
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
-    out = []
-    for side in members:
-        ranks = rank[side]
-        wanted = max(1, round(share * len(side)))
-        limit = ranks.sort().values[wanted - 1]
-        out.append(ranks <= limit)
-    # a group that one set holds out is held out by the other, too
-    gone = torch.zeros(len(numbers), dtype=torch.bool)
-    for side, own in zip(members, out, strict=True):
-        gone[side[own]] = True
-    found = [gone[side] for side in members]
-    if any(one.all() for one in found):
-        raise InputError("holding out whole groups leaves one set empty: give more groups, or a smaller share")
-    return found
+    return Direction(q, values, centre, pooled(along, others), names, counts, about=about)
 
 
 def _weights(weights: Weights, n: int, m: int) -> tuple[float, float]:
@@ -286,7 +230,7 @@ def _weights(weights: Weights, n: int, m: int) -> tuple[float, float]:
     return weights
 
 
-def _pooled(one: Float[Tensor, "n dimension"], other: Float[Tensor, "m dimension"]) -> Float[Tensor, "dimension"]:
+def pooled(one: Float[Tensor, "n dimension"], other: Float[Tensor, "m dimension"]) -> Float[Tensor, "dimension"]:
     squares = ((one - one.mean(0)) ** 2).sum(0) + ((other - other.mean(0)) ** 2).sum(0)
     return (squares / max(1, len(one) + len(other) - 2)).sqrt().clamp(min=torch.finfo(one.dtype).tiny)
 
@@ -317,7 +261,7 @@ def _enough(count: int, width: int, few: bool) -> None:
     if count < width and not few:
         raise InputError(
             f"{count} vectors are fewer than their {width} dimensions, so chance decides the direction: give more, or "
-            "say few=True and look at what is held out"
+            "say few=True (--few) and look at what is held out"
         )
     if count < 2:
         raise InputError("a direction needs at least two vectors")

@@ -1,6 +1,6 @@
 """The hidden states of inputs at chosen layers, with the gradient of a target where one is asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.batches import batches_of
+from clearhead.batches import batches_of, followed
 from clearhead.concepts.layers import layer_number, own_calls
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
@@ -17,8 +17,10 @@ from clearhead.plan import Plan
 from clearhead.recording.tape import Call
 from clearhead.subjects.base import How, Sample
 from clearhead.subjects.text import TextSubject
-from clearhead.targets import TargetLike, make_target
+from clearhead.targets import Target, TargetLike, make_target
 
+#: True for a bar on standard error, or a function that follows a list.
+Progress = bool | Callable[[list[Any]], Iterable[Any]]
 #: One vector for each unit of an input.
 Own = Float[Tensor, "unit model"]
 
@@ -36,8 +38,8 @@ class Found:
 def read(ex: Explainer, raw: Any, how: How | None = None) -> list[Sample]:
     """An input as it is. A masked language model also takes a text without a mask: its states need none."""
     subject, how = ex.subject, how or How()
-    if subject.masked and isinstance(subject, TextSubject) and isinstance(raw, str):
-        tokens = subject.words.read((raw,), how)
+    if subject.masked and isinstance(subject, TextSubject) and isinstance(raw, str | tuple):
+        tokens = subject.words.read(raw if isinstance(raw, tuple) else (raw,), how)
         known = {name: part for name, part in tokens.inputs.items() if subject.accepts(name)}
         mask: int | None = getattr(subject, "mask", None)
         masks = [place for place, token in enumerate(known["input_ids"].tolist()) if token == mask]
@@ -51,19 +53,22 @@ def states_of(
     layers: Sequence[int],
     *,
     target: TargetLike = None,
+    scale: str | None = None,
     gradient: bool = False,
     stream: str | None = None,
     batch_size: int = 16,
+    progress: Progress = False,
 ) -> list[Found]:
-    """The states h^k of every input, in order; with `gradient`, also those of the target's number."""
+    """The states h^k of every input, in order; with `gradient`, also those of the target's number on a scale."""
     samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
+    wanted: Target | None = None
     if gradient:
-        wanted = make_target(target, ex.subject.scales[0])
+        wanted = make_target(target, scale or ex.subject.scales[0])
         samples = [ex.subject.completed(sample, wanted) for sample in samples]
     if not samples:
         raise InputError("there are no inputs to read states of")
     found: dict[int, Found] = {}
-    for places, part in _parts(ex, samples, layers, target, gradient, stream, batch_size):
+    for places, part in _parts(ex, samples, layers, wanted, stream, batch_size, progress):
         found |= dict(zip(places, part, strict=True))
     return [found[i] for i in range(len(samples))]
 
@@ -73,32 +78,31 @@ def _parts(
     ex: Explainer,
     samples: list[Sample],
     layers: Sequence[int],
-    target: TargetLike,
-    gradient: bool,
+    target: Target | None,
     stream: str | None,
     batch_size: int,
+    progress: Progress,
 ) -> Iterator[tuple[list[int], list[Found]]]:
     own, stream = own_calls(ex, stream), stream or ex.subject.stream
     numbers = [layer_number(layer, len(own)) for layer in layers]
     calls = sorted({own[max(0, number - 1)] for number in numbers})
-    suffix = "_gradient" if gradient else ""
+    suffix = "" if target is None else "_gradient"
     asks = [f"{'hidden_state' if number else 'block_input'}{suffix}" for number in numbers]
-    for places in batches_of(samples, batch_size):
+    for places in followed(list(batches_of(samples, batch_size)), progress):
         part = [samples[i] for i in places]
-        if gradient:
+        if target is not None:
             plan = _plan(ex, part, target)
             batch, leaves, value = plan.batch, plan.leaves, plan.value
         else:
             batch = ex.subject.collate(part)
             leaves, value = ex.subject.leaves(batch), partial(_no_target, len(part))
         tape = ex.recorder.record(batch, value, set(asks), leaves=leaves, places=calls)
-        scores = plan.scores if gradient else None
+        scores = None if target is None else plan.scores
         kept = dict(zip(calls, tape.calls, strict=True))
         yield places, [_found(i, sample, numbers, kept, own, stream, scores) for i, sample in enumerate(part)]
 
 
-def _plan(ex: Explainer, samples: Sequence[Sample], given: TargetLike) -> Plan:
-    target = make_target(given, ex.subject.scales[0])
+def _plan(ex: Explainer, samples: Sequence[Sample], target: Target) -> Plan:
     steps = [ex.subject.steps(sample, target) for sample in samples]
     if any(len(own) > 1 for own in steps):
         raise InputError(

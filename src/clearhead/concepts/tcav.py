@@ -1,86 +1,76 @@
-"""TCAV with tests that hold: does a concept drive a class, more than a random concept would?
+"""TCAV: does a concept drive a class, more than a random concept would?
 
-Each concept is held against many random counter-sets. Its scores against them are not independent: all of them share
-the concept's own examples. A t-test over them, as usual, takes every second random concept for significant (measured in
-tests/concepts/test_tcav.py). So here
-
-    against random concepts   the concept's mean signed sensitivity is one draw; every random set, held against all the
-                              others, is one more. t = (m − mean r) / (sd r · √(1 + 1/R)), R − 1 degrees of freedom
-    against one half          the scores c_1 … c_R against 0.5, with the variance of correlated runs: two vectors that
-                              share one of their two sets correlate by ½. t = (c − 0.5) / (sd c · √(1 + 1/R))
-
-The first is on sensitivities, not on scores: where all inputs of a class have nearly one gradient, any vector scores
-near 0 or 1, and no score is then far from the random ones. A concept is significant if both tests say so, after Holm's
-correction over concepts and layers.
+A concept's vectors do not depend on the class that is asked about: `prepare` finds them once, `Prepared.ask` holds them
+against the inputs of one class, and `inquire` is both. The tests are those of `concepts/testing.py`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
+from torch import Tensor
 
-from clearhead.bench.statistics import ALPHA, LEVEL, holm
-from clearhead.concepts.directions import Direction
+from clearhead.concepts.directions import Direction, Directions
+from clearhead.concepts.states import Found, Progress, states_of
+from clearhead.concepts.testing import (
+    Tested,
+    against_all,
+    corrected,
+    deal,
+    judged,
+    random_magnitudes,
+    random_vectors,
+)
 from clearhead.concepts.vectors import (
     THRESHOLD,
     Examples,
     Gradients,
     activations,
+    concept_map,
     concept_vector,
-    gradients,
-    normal,
+    moved_gradients,
     sensitivities,
     tcav_score,
-    together,
 )
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
+from clearhead.explanation import plain
+from clearhead.subjects.base import Sample
 from clearhead.targets import TargetLike
 
-#: Fewer random sets than this leave a test no say.
-LEAST = 3
 
+@dataclass
+class Inquiry:
+    """Every concept at every layer, and what was found on the way.
 
-@dataclass(frozen=True)
-class Tested:
-    """One concept at one layer.
-
-    score, sd: of TCAV over the counter-sets; low, high: exact binomial interval of the score over the class's inputs
-    magnitude: the mean of S, signed; strength: the mean of |S|; effect: the magnitude in standard deviations of random
-    p_random, p_half: the two tests; p: the larger; corrected: by Holm; p_uncorrected: the usual t-test of scores on 0.5
-    refused: why there is no score, if there is none
+    relative: by layer, TCAV of each concept against each other one; vectors: by concept and layer, the mean of the
+    vectors against all random sets; maps: by concept and layer, what a step along the vector does at
+    every unit of each input
     """
 
-    concept: str
-    layer: int
-    score: float
-    sd: float
-    low: float
-    high: float
-    magnitude: float
-    strength: float
-    effect: float
-    accuracy: float
-    p_random: float
-    p_half: float
-    p_uncorrected: float
-    p: float
-    corrected: float
-    runs: int
-    inputs: int
-    refused: str = ""
-
-    @property
-    def significant(self) -> bool:
-        return not self.refused and self.corrected < ALPHA
+    model: str
+    target: str
+    lines: list[Tested]
+    relative: dict[int, dict[tuple[str, str], float]]
+    vectors: dict[str, Directions]
+    maps: dict[str, dict[int, list[Float[np.ndarray, "unit"]]]]
+    samples: list[Sample]
+    settings: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "significant": self.significant}
+        about = {"schema": "clearhead/tcav", "version": 1, "model": self.model, "target": self.target}
+        relative = [
+            {"layer": layer, "concept": a, "against": b, "score": score}
+            for layer, own in self.relative.items()
+            for (a, b), score in own.items()
+        ]
+        lines = [line.to_dict() for line in self.lines]
+        return plain({**about, "settings": self.settings, "lines": lines, "relative": relative})
 
 
 def tcav(
@@ -89,116 +79,118 @@ def tcav(
     concepts: Mapping[str, Sequence[Any]],
     random: Sequence[Any],
     layers: Sequence[int],
+    **how: Any,
+) -> list[Tested]:
+    """Every concept at every layer (k of h^k), tested against random concepts; arguments as in `inquire`."""
+    return inquire(ex, inputs, concepts, random, layers, **how).lines
+
+
+def inquire(
+    ex: Explainer,
+    inputs: Sequence[Any],
+    concepts: Mapping[str, Sequence[Any]],
+    random: Sequence[Any],
+    layers: Sequence[int],
     *,
     target: TargetLike = None,
+    scale: str | None = None,
+    threshold: float | None = THRESHOLD,
+    **how: Any,
+) -> Inquiry:
+    """TCAV with all that belongs to it: tests, relative scores, vectors, and maps over the units of each input.
+
+    inputs: of the class; scale: of the target, as in `explain`: logits of all classes may grow together, and "log-odds"
+    tells what sets one apart; the rest and `how` are as in `prepare`
+    """
+    return prepare(ex, concepts, random, layers, **how).ask(inputs, target, scale, threshold)
+
+
+def prepare(
+    ex: Explainer,
+    concepts: Mapping[str, Sequence[Any]],
+    random: Sequence[Any],
+    layers: Sequence[int],
+    *,
     pool: str = "class",
     classifier: str = "logistic",
     runs: int = 20,
-    threshold: float | None = THRESHOLD,
     seed: int = 0,
     stream: str | None = None,
     batch_size: int = 16,
-) -> list[Tested]:
-    """Every concept at every layer (k of h^k), tested against random concepts.
+    progress: Progress = False,
+) -> "Prepared":
+    """The vectors of concepts against random counter-sets, at every layer (k of h^k).
 
-    inputs: of the class; concepts: name → inputs that show it; random: inputs of any kind, which are dealt out into
-    `runs` sets without overlap, as large as the smallest concept
+    concepts: name → inputs that show it; random: inputs of any kind, which are dealt out into `runs` sets without
+    overlap, as large as the smallest concept
     """
     if not concepts:
         raise InputError("no concept was given")
     size = min(len(examples) for examples in concepts.values())
     dealt = deal(len(random), size, runs, seed)
-    how: dict[str, Any] = {"stream": stream, "batch_size": batch_size}
-    own = gradients(ex, inputs, layers, pool, target, **how)
+    how: dict[str, Any] = {"stream": stream, "batch_size": batch_size, "progress": progress}
     others = activations(ex, random, layers, pool, **how)
-    lines = []
     shown = {name: activations(ex, examples, layers, pool, **how) for name, examples in concepts.items()}
-    for layer in own:
-        sets = [others[layer].some(chosen) for chosen in dealt]
-        chance = random_magnitudes(sets, own[layer], classifier, seed)
-        for name, examples in shown.items():
-            line = judged(examples[layer], sets, own[layer], chance, classifier, threshold, seed, name)
-            lines.append(replace(line, layer=layer))
-    return corrected(lines)
+    vectors: dict[int, dict[str, list[Direction]]] = {}
+    chance, among = {}, {}
+    for layer, every in others.items():
+        sets = [every.some(chosen) for chosen in dealt]
+        chance[layer] = random_vectors(sets, classifier, seed)
+        among[layer] = relative_vectors({name: own[layer] for name, own in shown.items()}, classifier, None, seed)
+        vectors[layer] = {name: against_all(own[layer], sets, classifier, seed, name) for name, own in shown.items()}
+    settings = {"pool": pool, "classifier": classifier, "runs": len(dealt), "examples": size, "seed": seed}
+    return Prepared(ex, vectors, among, chance, how, {**settings, "random": len(random)})
 
 
-def deal(count: int, size: int, runs: int, seed: int = 0) -> list[list[int]]:
-    """Random sets without overlap: sets that share examples would differ less than random concepts do."""
-    sets = min(runs, count // size) if size else 0
-    if sets < LEAST:
-        raise InputError(
-            f"{count} random inputs make {sets} sets of {size} (as many as the smallest concept has): give at least "
-            f"{LEAST * size}, better {20 * size}"
+@dataclass
+class Prepared:
+    """Concepts ready to be held against classes: by layer, each one's vectors, theirs among themselves, random ones."""
+
+    ex: Explainer
+    vectors: dict[int, dict[str, list[Direction]]]
+    among: dict[int, dict[tuple[str, str], Direction]]
+    random: dict[int, Float[Tensor, "set feature"]]
+    how: dict[str, Any]
+    settings: dict[str, Any]
+
+    def ask(
+        self,
+        inputs: Sequence[Any],
+        target: TargetLike = None,
+        scale: str | None = None,
+        threshold: float | None = THRESHOLD,
+    ) -> Inquiry:
+        """Do the concepts drive this target, on these inputs?"""
+        found = states_of(self.ex, inputs, list(self.vectors), target=target, scale=scale, gradient=True, **self.how)
+        own = moved_gradients(self.ex, found, self.settings["pool"], target, self.how["stream"])
+        lines: list[Tested] = []
+        mean: dict[str, dict[int, Direction]] = {}
+        for layer, by_concept in self.vectors.items():
+            chance = random_magnitudes(self.random[layer], own[layer])
+            for name, vectors in by_concept.items():
+                lines.append(replace(judged(vectors, own[layer], chance, threshold, name), layer=layer))
+                mean.setdefault(name, {})[layer] = mean_vector(vectors)
+        return Inquiry(
+            model=self.ex.subject.name,
+            target="what is predicted" if target is None else str(target),
+            lines=corrected(lines),
+            relative={k: relative_scores(v, own[k], threshold) for k, v in self.among.items()},
+            vectors={name: Directions(by_layer) for name, by_layer in mean.items()},
+            maps={name: {k: _maps(found, k, v) for k, v in by_layer.items()} for name, by_layer in mean.items()},
+            samples=[one.sample for one in found],
+            settings={
+                **self.settings,
+                "scale": scale or self.ex.subject.scales[0],
+                "threshold": threshold,
+                "inputs": len(inputs),
+            },
         )
-    order = np.random.default_rng(seed).permutation(count)
-    return [order[i * size : (i + 1) * size].tolist() for i in range(sets)]
 
 
-def judged(
-    concept: Examples,
-    sets: Sequence[Examples],
-    own: Gradients,
-    chance: Float[np.ndarray, "set"],
-    classifier: str = "logistic",
-    threshold: float | None = THRESHOLD,
-    seed: int = 0,
-    name: str = "concept",
-) -> Tested:
-    """One concept against every random set; `chance` is what these sets have among themselves."""
-    vectors = [
-        concept_vector(concept, one, classifier, threshold=None, seed=seed + i, names=(name, f"random set {i}"))
-        for i, one in enumerate(sets)
-    ]
-    accuracy = float(np.mean([v.tested.accuracy for v in vectors if v.tested is not None]))
-    s = torch.stack([sensitivities(own, vector) for vector in vectors])
-    scores = np.array([tcav_score(run) for run in s])
-    refused = ""
-    if threshold is not None and accuracy < threshold:
-        refused = (
-            f"{name} cannot be told from random inputs here: held-out accuracy {accuracy:.2f}, less than {threshold}"
-        )
-        scores = np.full_like(scores, math.nan)
-    low, high = binomial_interval(float(scores.mean()), s.shape[1])
-    magnitude = float(s.mean())
-    p_random, p_half = against_random(magnitude, chance), against_half(scores, s.shape[1])
-    return Tested(
-        concept=name,
-        layer=0,
-        score=float(scores.mean()),
-        sd=float(scores.std(ddof=1)),
-        low=low,
-        high=high,
-        magnitude=magnitude,
-        strength=float(s.abs().mean()),
-        effect=(magnitude - float(chance.mean())) / max(float(chance.std(ddof=1)), 1e-300),
-        accuracy=accuracy,
-        p_random=p_random,
-        p_half=p_half,
-        p_uncorrected=_two_sided(float(scores.mean()) - 0.5, _spread(scores, s.shape[1]) / math.sqrt(len(s)), len(s)),
-        p=1.0 if refused else max(p_random, p_half),
-        corrected=1.0,
-        runs=len(sets),
-        inputs=s.shape[1],
-        refused=refused,
-    )
-
-
-def corrected(lines: Sequence[Tested]) -> list[Tested]:
-    """Holm's correction over all concepts and layers."""
-    return [replace(line, corrected=p) for line, p in zip(lines, holm([line.p for line in lines]), strict=True)]
-
-
-def random_magnitudes(
-    sets: Sequence[Examples], own: Gradients, classifier: str, seed: int = 0
-) -> Float[np.ndarray, "set"]:
-    """The mean signed sensitivity of each random set, held against all the others."""
-    found = np.zeros((len(sets), len(sets)))
-    mean = together(own, sets[0].activations.shape[1]).mean(0).to(sets[0].activations)
-    for i, one in enumerate(sets):
-        for j in range(i + 1, len(sets)):
-            found[i, j] = float(normal(one, sets[j], classifier, seed) @ mean)
-            found[j, i] = -found[i, j]  # the same vector, seen from the other side
-    return found.sum(1) / (len(sets) - 1)
+def _maps(found: Sequence[Found], layer: int, vector: Direction) -> list[Float[np.ndarray, "unit"]]:
+    """Of every unit, moved by the pool or not: with pool="class", all of S would lie on the class token."""
+    every = [one.gradients[layer].double() for one in found]
+    return [one.cpu().numpy() for one in concept_map(every, vector)]
 
 
 def relative(
@@ -209,48 +201,38 @@ def relative(
     seed: int = 0,
 ) -> dict[tuple[str, str], float]:
     """TCAV of each concept against each other one: TCAV(A, B) = 1 − TCAV(B, A)."""
+    return relative_scores(relative_vectors(concepts, classifier, threshold, seed), own)
+
+
+def relative_vectors(
+    concepts: Mapping[str, Examples],
+    classifier: str = "logistic",
+    threshold: float | None = THRESHOLD,
+    seed: int = 0,
+) -> dict[tuple[str, str], Direction]:
+    """The vector of each concept against each other one; both ways round it is the same vector with another sign."""
     found = {}
-    for a, first in concepts.items():
-        for b, second in concepts.items():
-            if a != b:
-                vector = concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
-                found[a, b] = tcav_score(sensitivities(own, vector))
+    for (a, first), (b, second) in combinations(concepts.items(), 2):
+        vector = concept_vector(first, second, classifier, threshold=threshold, seed=seed, names=(a, b))
+        found[a, b] = vector
+        found[b, a] = replace(vector, q=-vector.q, centre=-vector.centre, names=(b, a), counts=vector.counts[::-1])
     return found
+
+
+def relative_scores(
+    vectors: Mapping[tuple[str, str], Direction], own: Gradients, threshold: float | None = None
+) -> dict[tuple[str, str], float]:
+    """NaN for concepts that are told from each other less often than `threshold`: their score would say nothing."""
+
+    def told_apart(vector: Direction) -> bool:
+        accuracy = None if vector.tested is None else vector.tested.accuracy
+        return threshold is None or accuracy is None or accuracy >= threshold
+
+    scores = {pair: tcav_score(sensitivities(own, vector)) for pair, vector in vectors.items()}
+    return {pair: score if told_apart(vectors[pair]) else math.nan for pair, score in scores.items()}
 
 
 def mean_vector(vectors: Sequence[Direction]) -> Direction:
     """One vector for maps: the mean of those against all counter-sets, of length one again."""
     q = torch.stack([vector.q[0] for vector in vectors]).mean(0)
     return replace(vectors[0], q=(q / q.norm())[None])
-
-
-def against_random(magnitude: float, chance: Float[np.ndarray, "set"]) -> float:
-    """One draw against a sample of draws (Crawford and Howell's t), two-sided."""
-    spread = float(chance.std(ddof=1)) * math.sqrt(1 + 1 / len(chance))
-    return _two_sided(magnitude - float(chance.mean()), spread, len(chance))
-
-
-def against_half(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Correlated runs against 0.5, two-sided."""
-    return _two_sided(float(scores.mean()) - 0.5, _spread(scores, inputs) * math.sqrt(1 + 1 / len(scores)), len(scores))
-
-
-def binomial_interval(score: float, inputs: int) -> tuple[float, float]:
-    """Clopper and Pearson's: where the share would lie with other inputs of the class."""
-    if math.isnan(score):
-        return math.nan, math.nan
-    found = stats.binomtest(round(score * inputs), inputs).proportion_ci(LEVEL)
-    return float(found.low), float(found.high)
-
-
-def _spread(scores: Float[np.ndarray, "run"], inputs: int) -> float:
-    """Scores come in steps of one input: runs that agree are known to half a step."""
-    return max(float(scores.std(ddof=1)), 1 / (2 * inputs))
-
-
-def _two_sided(difference: float, spread: float, count: int) -> float:
-    if math.isnan(difference):
-        return 1.0
-    if spread == 0:
-        return 1.0 if difference == 0 else 0.0
-    return float(2 * stats.t.sf(abs(difference) / spread, count - 1))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clearhead.concepts.densray import placed
 from clearhead.concepts.directions import Direction, HeldOut
-from clearhead.concepts.states import Found, states_of
+from clearhead.concepts.states import Found, Progress, states_of
 from clearhead.errors import InputError, unknown
 from clearhead.explainer import Explainer
 from clearhead.subjects.base import Sample
@@ -67,10 +67,11 @@ def activations(
     *,
     stream: str | None = None,
     batch_size: int = 16,
+    progress: Progress = False,
 ) -> dict[int, Examples]:
     """What the inputs look like at each layer (k of h^k)."""
     _check_pool(pool)
-    found = states_of(ex, inputs, layers, stream=stream, batch_size=batch_size)
+    found = states_of(ex, inputs, layers, stream=stream, batch_size=batch_size, progress=progress)
     return {layer: _pooled(ex, found, layer, pool, stream or ex.subject.stream) for layer in found[0].states}
 
 
@@ -114,12 +115,22 @@ def gradients(
     pool: str = "class",
     target: TargetLike = None,
     *,
+    scale: str | None = None,
     stream: str | None = None,
     batch_size: int = 16,
 ) -> dict[int, Gradients]:
     """∂y/∂h of every unit that is moved; 0 at the others."""
     _check_pool(pool)
-    found = states_of(ex, inputs, layers, target=target, gradient=True, stream=stream, batch_size=batch_size)
+    how: Any = {"target": target, "scale": scale, "gradient": True, "stream": stream, "batch_size": batch_size}
+    found = states_of(ex, inputs, layers, **how)
+    return moved_gradients(ex, found, pool, target, stream)
+
+
+def moved_gradients(
+    ex: Explainer, found: Sequence[Found], pool: str, target: TargetLike = None, stream: str | None = None
+) -> dict[int, Gradients]:
+    """The same from states that are there already."""
+    _check_pool(pool)
     moved = [torch.ones(len(one.sample.axes[stream or ex.subject.stream])).double() for one in found]
     if pool != "flat":
         wanted, own = make_target(target, ex.subject.scales[0]), stream or ex.subject.stream

@@ -8,13 +8,14 @@ two are added; with `absolute` their absolute values are, as authors do for SQuA
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.methods.base import Fold, Scores, of_authors, push, register
+from clearhead.methods.base import Fold, Scores, of_authors, register
 from clearhead.methods.cat import features_x_gradient
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -31,6 +32,7 @@ from clearhead.recording.tape import Call, Tape
     parts="contributions",
 )
 class AttCAT(Fold):
+    sweeps: ClassVar[int] = 1
     weights: Literal["received", "row"] = "received"
     absolute: bool = of_authors(False)
 
@@ -46,9 +48,11 @@ class AttCAT(Fold):
         every = self.frame.valid[:, None].to(self.frame.readout.dtype)
         self.looking = every / every.sum(-1, keepdim=True) if self.weights == "received" else self.frame.readout
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        assert call.attention is not None
-        return push(self.looking, call.attention) * features_x_gradient(call)[:, None, None]
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.looking)
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        return total * features_x_gradient(call)[:, None, None]
 
     def finish(self, tape: Tape) -> Scores:
         found = super().finish(tape)

@@ -9,12 +9,15 @@ With `by_query` a unit's score is instead how much it looks at the units that ar
 for all: authors' code for pictures whose patches are averaged takes its mean along the wrong axis.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, push, register
+from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -32,17 +35,29 @@ from clearhead.recording.tape import Call, Tape
     axioms=("rows sum to one",),
 )
 class Attention(Fold):
+    sweeps: ClassVar[int] = 1
     by_query: bool = of_authors(False)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    @property
+    def needs_whole(self) -> bool:
+        return self.by_query
+
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.frame.readout)
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        return total / len(self.frame.layers)
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
+        if not self.by_query:
+            return super().visit(call)
         assert call.attention is not None
-        if self.by_query:
-            return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
-        return push(self.frame.readout, call.attention) / len(self.frame.layers)
+        return looks_of(call.attention, self.frame)[:, :, None] / (call.attention.shape[1] * len(self.frame.layers))
 
 
 @across("attention")
 class AttentionAcross(AcrossFold):
+    sweeps: ClassVar[int] = 1
     by_query: bool = of_authors(False)
 
     def begin(self) -> None:
@@ -50,11 +65,12 @@ class AttentionAcross(AcrossFold):
             raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
-    def visit(self, call: Call) -> None:
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.frames[call.query_stream].readout)
+
+    def joined(self, call: Call, total: Tensor) -> None:
         looks, seen = call.query_stream, call.key_stream
-        self.rows[seen] = self.rows[seen] + self.frames[looks].readout @ call.mean_attention / len(
-            self.layers[looks, seen]
-        )
+        self.rows[seen] = self.rows[seen] + total.sum(1) / len(self.layers[looks, seen])
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}

@@ -12,7 +12,7 @@ for the target, and are NaN where nothing of the map is left by the clamp. With 
 all heads, and a unit's score is the mean of its row: the wrong axis, as in authors' code for averaged patches.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -42,7 +42,25 @@ class AttentionGradCAM(Fold):
     scaled: bool = of_authors(False)
     by_query: bool = of_authors(False)
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    sweeps: ClassVar[int] = 2
+    reads_hidden: ClassVar[bool] = True
+
+    @property
+    def needs_whole(self) -> bool:
+        return self.by_query or self.scaled or self.region == "row"
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
+        """First what w_h is the mean of, then the rows that are read."""
+        if known is None:
+            return wishes(call, self.frame)
+        return self.frame.readout[:, :, queries] @ activation(call, known, self.frame, self.frame)
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch 1 row unit"]:
+        return total[:, None] / len(self.frame.layers)
+
+    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
+        if not self.needs_whole:
+            return super().visit(call)
         if self.by_query:
             assert call.attention is not None and call.attention_gradient is not None
             weight = looks_of(call.attention_gradient, self.frame).mean(1)
@@ -54,6 +72,8 @@ class AttentionGradCAM(Fold):
 
 @across("attention-gradcam")
 class AttentionGradCAMAcross(AcrossFold):
+    sweeps: ClassVar[int] = 2
+    reads_hidden: ClassVar[bool] = True
     region: Literal["map", "row"] = of_authors("map")
     scaled: bool = of_authors(False)
     by_query: bool = of_authors(False)
@@ -63,11 +83,27 @@ class AttentionGradCAMAcross(AcrossFold):
             raise InputError("by_query=True is for models of one stream, and here streams look at each other")
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
 
-    def visit(self, call: Call) -> None:
+    @property
+    def needs_whole(self) -> bool:
+        return self.scaled or self.region == "row"
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
+        """First what w_h is the mean of, then the rows that are read."""
         looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
-        count = len(self.layers[looks.stream, seen.stream])
-        rows = activated_rows(call, looks, seen, self.region, self.scaled)
-        self.rows[seen.stream] = self.rows[seen.stream] + rows / count
+        if known is None:
+            return wishes(call, seen)
+        return looks.readout[:, :, queries] @ activation(call, known, looks, seen)
+
+    def joined(self, call: Call, total: Tensor) -> None:
+        looks, seen = call.query_stream, call.key_stream
+        self.rows[seen] = self.rows[seen] + total / len(self.layers[looks, seen])
+
+    def visit(self, call: Call) -> None:
+        if not self.needs_whole:
+            super().visit(call)
+            return
+        looks, seen = self.frames[call.query_stream], self.frames[call.key_stream]
+        self.joined(call, activated_rows(call, looks, seen, self.region, self.scaled))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         return {stream: Scores(rows) for stream, rows in self.rows.items()}
@@ -86,15 +122,27 @@ def activated_rows(
 
 def activation_map(call: Call, looks: Frame, seen: Frame, scaled: bool = False) -> Float[Tensor, "batch query key"]:
     """(E_h[w_h A_h])⁺, with w_h the mean gradient over the cells that are not padding."""
-    assert call.attention is not None and call.attention_gradient is not None
-    # Padded rows carry no gradient, but padded columns do: attention that is held at zero can still be wished for.
-    valid = seen.valid.to(call.attention.dtype)
-    cells = looks.valid.sum(-1) * valid.sum(-1)
-    weight = (call.attention_gradient @ valid[:, None, :, None]).sum((2, 3)) / cells[:, None]
-    cam = (weight[:, :, None, None] * call.attention).mean(1).clamp_(min=0)
+    cam = activation(call, wishes(call, seen), looks, seen)
     if not scaled:
         return cam
     outside = ~(looks.valid[:, :, None] & seen.valid[:, None])
     least, most = (cam.masked_fill(outside, end).flatten(1) for end in (torch.inf, -torch.inf))
     low, high = least.amin(1)[:, None, None], most.amax(1)[:, None, None]
     return ((cam - low) / (high - low)).masked_fill(outside, 0)
+
+
+def wishes(call: Call, seen: Frame) -> Float[Tensor, "batch head"]:
+    """The gradient of each head, summed over cells that are not padding."""
+    assert call.attention_gradient is not None
+    # Padded rows carry no gradient, but padded columns do: attention that is held at zero can still be wished for.
+    valid = seen.valid.to(call.attention_gradient.dtype)
+    return (call.attention_gradient @ valid[:, None, :, None]).sum((2, 3))
+
+
+def activation(
+    call: Call, wished: Float[Tensor, "batch head"], looks: Frame, seen: Frame
+) -> Float[Tensor, "batch query key"]:
+    assert call.attention is not None
+    cells = looks.valid.sum(-1) * seen.valid.sum(-1)
+    weight = wished / cells[:, None]
+    return (weight[:, :, None, None] * call.attention).mean(1).clamp_(min=0)

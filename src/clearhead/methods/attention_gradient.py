@@ -5,6 +5,8 @@
 The last layer by default; over several layers their mean. A baseline of AttCAT's authors (“Grads”).
 """
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,8 +28,11 @@ from clearhead.recording.tape import Call
     parts="contributions",
 )
 class AttentionGradient(Fold):
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    sweeps: ClassVar[int] = 1
+    reads_hidden: ClassVar[bool] = True
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
         assert call.attention_gradient is not None
         # Attention that padding is held at can be wished for, too, but padding has no score.
         kept = self.frame.valid[:, None, None].to(call.attention_gradient.dtype)
-        return push(self.frame.readout, call.attention_gradient) * kept / len(self.frame.layers)
+        return push(self.frame.readout[:, :, queries], call.attention_gradient) * kept / len(self.frame.layers)

@@ -5,10 +5,10 @@
 A baseline of AttCAT's authors (“AttGrads”): Generic Attention's maps without the clamp, added instead of multiplied.
 """
 
-from jaxtyping import Float
-from torch import Tensor
+from typing import ClassVar
 
-from clearhead.methods.base import Fold, push, register
+from clearhead.methods.base import Fold, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
 
@@ -26,6 +26,7 @@ from clearhead.recording.tape import Call
     parts="contributions",
 )
 class AttentionXGradient(Fold):
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        assert call.attention is not None and call.attention_gradient is not None
-        return push(self.frame.readout, call.attention * call.attention_gradient)
+    sweeps: ClassVar[int] = 1
+
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("product", self.frame.readout)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from clearhead.errors import InputError, unknown
 from clearhead.methods.options import SHARED, Layers, own_option
+from clearhead.methods.tiled import Tiled
+from clearhead.recording.reduce import push as push
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
@@ -104,14 +106,14 @@ class Scores:
 
 
 @dataclass
-class Fold:
+class Fold(Tiled):
     """Base of every method that reads a tape: subclasses add options as fields, and `visit` or `finish`."""
 
     declaration: ClassVar[Declaration]
     frame: Frame = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.heads: list[int] | None = None  # the heads that were chosen; None for all
+        self.start()
         self.parts: list[Float[Tensor, "batch head row unit"]] = []
         self.begin()
 
@@ -143,11 +145,8 @@ class Fold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"] | None:
-        """Fold one call into the state; what is returned is this call's share of the scores, head by head."""
-
     def fold(self, call: Call) -> None:
-        part = self.visit(call if self.heads is None else call.with_heads(self.heads))
+        part = self.folded(call)
         if part is not None:
             self.parts.append(part)
 
@@ -163,7 +162,7 @@ class Fold:
 
 
 @dataclass
-class AcrossFold:
+class AcrossFold(Tiled):
     """What a method does where streams look at each other: one fold over the calls of all of them.
 
     `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. Subclasses have
@@ -177,7 +176,7 @@ class AcrossFold:
     reads_the_readout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.heads: list[int] | None = None
+        self.start()
         self.begin()
 
     @property
@@ -187,11 +186,8 @@ class AcrossFold:
     def begin(self) -> None:
         """Set up the state before the first call."""
 
-    def visit(self, call: Call) -> None:
-        """Fold one call into the state."""
-
     def fold(self, call: Call) -> None:
-        self.visit(call if self.heads is None else call.with_heads(self.heads))
+        self.folded(call)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         """The scores of each stream's units."""
@@ -200,18 +196,6 @@ class AcrossFold:
     def speaks(self, stream: str) -> bool:
         """Whether rows of this stream are read."""
         return bool(self.frames[stream].readout.any())
-
-
-def push(
-    rows: Float[Tensor, "batch row query"], maps: Float[Tensor, "batch head query key"]
-) -> Float[Tensor, "batch head row key"]:
-    """Rows pushed down through the maps, divided by the number of heads, so that the sum over heads is r · E_h[maps].
-
-    One row is kept head by head, which costs nothing; many rows are pushed through the mean map.
-    """
-    if rows.shape[1] == 1:
-        return (rows[:, None] @ maps) / maps.shape[1]
-    return (rows @ maps.mean(1))[:, None]
 
 
 def of_authors(default: Any) -> Any:

@@ -58,9 +58,19 @@ class BeyondIntuitionHead(PerceptionFold):
     def perceives(self) -> bool:
         return self.perception != "none"
 
+    @property
+    def needs_whole(self) -> bool:
+        return super().needs_whole or self.perception == "head"
+
+    def visit(self, call: Call) -> None:
+        if self.perception == "head":
+            self.mix(call, self.started(call) @ self.mixing(call).to(self.pushed)[:, None])
+        else:
+            super().visit(call)
+
     def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
         if self.perception != "head":
-            return call.mean_attention
+            return super().mixing(call)
         assert call.attention is not None and call.attention_gradient is not None
         # Padded rows have no gradient, but padded columns do: attention that is held at zero can still be wished for.
         gradient = call.attention_gradient * self.frame.valid[:, None, None]

@@ -53,10 +53,8 @@ class BeyondIntuitionToken(PerceptionFold):
     def perceives(self) -> bool:
         return self.perception != "none"
 
-    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
-        if self.perception != "token":
-            return call.mean_attention
-        return call.mean_attention * self.transported(call)[:, None]
+    def weight(self, call: Call) -> Float[Tensor, "batch 1 1 key"] | float:
+        return self.transported(call)[:, None, None] if self.perception == "token" else 1.0
 
     def transported(self, call: Call) -> Float[Tensor, "batch key"]:
         """ρ: how long what attention takes from a token is, beside the token itself."""

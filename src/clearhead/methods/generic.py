@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
 
@@ -44,6 +45,7 @@ Fusion = Literal["clamp-mean", "mean-clamp", "separate-means"]
     parts="contributions",
 )
 class Generic(Fold):
+    sweeps: ClassVar[int] = 1
     aggregate: bool = True
     normalise: bool = of_authors(True)
     within: bool = of_authors(True)
@@ -66,8 +68,13 @@ class Generic(Fold):
             )
         self.rows = self.frame.readout
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
-        added = push(self.rows, relevance_of(call, self.fusion, self.lrp))
+    def wanted_sum(self, call: Call) -> Reduce | None:
+        return Reduce("positive", self.rows) if self.fusion == "clamp-mean" and not self.lrp else None
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch head row unit"]:
+        return push(self.rows[:, :, queries], relevance_of(call, self.fusion, self.lrp))
+
+    def joined(self, call: Call, added: Tensor) -> Float[Tensor, "batch head row unit"]:
         if self.aggregate:
             self.rows = self.rows + added.sum(1)
             return added

@@ -6,10 +6,14 @@ The sum runs over the keys of token i's own row, as the formula has it: how toke
 `received=True` it runs over the queries of its column: how others attend to token i. N counts special tokens.
 """
 
+from typing import ClassVar
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.methods.base import Fold, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
 
@@ -25,10 +29,16 @@ from clearhead.recording.tape import Call
     parts="contributions",
 )
 class GradSAM(Fold):
+    sweeps: ClassVar[int] = 1
     received: bool = False
 
-    def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
+    def wanted_sum(self, call: Call) -> Reduce:
         # A is never negative, so A ⊙ G⁺ = (A ⊙ G)⁺, which other methods share.
-        total = call.positive.sum(2 if self.received else 3)[:, :, None]
-        cells = len(self.frame.layers) * total.shape[1] * self.frame.lengths.to(total.dtype)
-        return total / cells[:, None, None, None]
+        every = torch.ones_like(self.frame.readout[:, :1])
+        return Reduce("positive", every if self.received else None)
+
+    def joined(self, call: Call, total: Tensor) -> Float[Tensor, "batch head row unit"]:
+        lengths = self.frame.lengths.to(total.dtype)[:, None, None, None]
+        if self.received:  # pushed rows are divided by the number of heads
+            return total / (len(self.frame.layers) * lengths)
+        return total[:, :, None] / (len(self.frame.layers) * total.shape[1] * lengths)

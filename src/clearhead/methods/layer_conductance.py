@@ -69,7 +69,7 @@ class LayerConductance(PathFold):
         if step.point.along == 0:
             self.base_value = step.tape.value
 
-    def at_call(self, point: Point, call: Call) -> None:
+    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
         assert point.along is not None and call.hidden_state is not None and call.hidden_state_gradient is not None
         if point.along not in self.ways:
             return

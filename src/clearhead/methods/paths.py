@@ -95,8 +95,11 @@ class PathFold(Fold):
     def at(self, step: Step) -> None:
         """Fold one point into the state."""
 
-    def at_call(self, point: Point, call: Call) -> None:
-        """One layer of this stream at one point: the last one, or each of those that were chosen."""
+    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
+        """One layer of this stream at one point: the last one, or each of those that were chosen.
+
+        Maps are whole, or (`queries`) those of a tile, each of which is shown once.
+        """
 
 
 #: How the name of a baseline begins that is another input.

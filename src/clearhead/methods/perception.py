@@ -21,6 +21,7 @@ from torch import Tensor
 
 from clearhead.methods.base import Scores
 from clearhead.methods.paths import PathFold, Point, counted
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 #: Integrated along the way; at the input alone; the mean over noisy inputs; left out.
@@ -45,37 +46,61 @@ class PerceptionFold(PathFold):
     #: Whether the topmost layer adds the identity, too.
     top_keeps: ClassVar[bool] = True
 
-    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
-        """Ã of one layer."""
-        raise NotImplementedError
+    sweeps: ClassVar[int] = 1
 
     @property
     def perceives(self) -> bool:
         return True
 
+    @property
+    def needs_whole(self) -> bool:
+        return not self.one_token  # every row then, with a feedback of its own
+
     def begin(self) -> None:
         counted(self.steps)
         readout = self.frame.readout
         self.one_token = bool(((readout != 0).sum(-1) <= 1).all())  # such a row can be pushed as it is
-        every = torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device).expand(len(readout), -1, -1)
-        self.start: Rows = readout if self.one_token else every
+        every = torch.eye(readout.shape[2], dtype=readout.dtype, device=readout.device) if not self.one_token else None
+        self.first: Rows = readout if every is None else every.expand(len(readout), -1, -1)
         self.by_depth = readout.shape[1] == 1
         depths = len(self.frame.layers) if self.by_depth else 1
-        self.pushed = torch.zeros_like(self.start)[:, None].repeat(1, depths, 1, 1)
+        self.pushed = torch.zeros_like(self.first)[:, None].repeat(1, depths, 1, 1)
         self.wish: Tensor | float = 0.0
 
-    def visit(self, call: Call) -> None:
-        layers, top = self.frame.layers, None
-        if self.by_depth:
-            top = call.layer - layers.start
-        elif call.layer == layers.stop - 1:
-            top = 0
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.started(call).flatten(1, 2))
+
+    def joined(self, call: Call, total: Tensor) -> None:
+        self.mix(call, total.sum(1).unflatten(1, self.pushed.shape[1:3]) * self.weight(call))
+
+    def weight(self, call: Call) -> Float[Tensor, "batch 1 1 key"] | float:
+        """What the columns of E_h A are multiplied with to make Ã."""
+        return 1.0
+
+    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
+        """Ã of one layer, whole."""
+        weight = self.weight(call)
+        return call.mean_attention * (weight if isinstance(weight, float) else weight[:, 0])
+
+    def started(self, call: Call) -> Float[Tensor, "batch depth row unit"]:
+        """The rows that come to a call, among them those that start there."""
+        top = self._top(call)
         if top is not None:
-            self.pushed[:, top] = self.start
-        mixed = self.pushed @ self.mixing(call).to(self.pushed)[:, None]
+            self.pushed[:, top] = self.first
+        return self.pushed
+
+    def mix(self, call: Call, mixed: Float[Tensor, "batch depth row unit"]) -> None:
+        """P ← P + P · Ã, given P · Ã."""
+        top = self._top(call)
         if top is not None and not self.top_keeps:
             self.pushed[:, top] = 0
         self.pushed = self.pushed + mixed
+
+    def _top(self, call: Call) -> int | None:
+        """The depth whose perception begins at this call, if one does."""
+        if self.by_depth:
+            return call.layer - self.frame.layers.start
+        return 0 if call.layer == self.frame.layers.stop - 1 else None
 
     def points(self) -> Iterable[Point]:
         point = Point(at="inputs" if self.lookups else "layers", only=self.frame.stream)
@@ -86,16 +111,26 @@ class PerceptionFold(PathFold):
             return [replace(point, noise=0.15, noise_of="range", draw=draw) for draw in range(self.steps)]
         return [point] if self.feedback == "gradient" else []
 
-    def at_call(self, point: Point, call: Call) -> None:
+    def at_call(self, point: Point, call: Call, queries: slice | None = None) -> None:
         assert call.attention_gradient is not None
-        self.wish = self.wish + call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
+        gradient = call.attention_gradient / (1 if self.feedback == "gradient" else self.steps)
+        self.wish = self.wish + (self._of_reading(gradient, queries) if self.one_token else gradient)
+
+    def _of_reading(
+        self, gradient: Float[Tensor, "batch head query key"], queries: slice | None
+    ) -> Float[Tensor, "batch head row key"]:
+        """The rows that are read, of those of some queries: each is the row of one token."""
+        which = self.frame.readout.abs().argmax(-1) - (0 if queries is None else queries.start)
+        inside = (which >= 0) & (which < gradient.shape[2]) & self.frame.readout.any(-1)
+        places = which.clamp(0, gradient.shape[2] - 1)[:, None, :, None]
+        return gradient.take_along_dim(places, 2) * inside[:, None, :, None]
 
     def finish(self, tape: Tape) -> Scores:
         # where perception is left out, a row counts as much as it is read
-        perceived = self.pushed if self.perceives else self.start.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
+        perceived = self.pushed if self.perceives else self.first.sum(-1, keepdim=True)[:, None].expand_as(self.pushed)
         rows, factors = perceived, None
         if isinstance(self.wish, Tensor):
-            wished = ((self.start != 0).to(rows) @ self.wish.clamp(min=0).mean(1).to(rows))[:, None]
+            wished = self.wish.clamp(min=0).mean(1).to(rows)[:, None]
             rows = perceived * wished
             if self.perceives and self.by_depth:
                 factors = {"perception": self._read(perceived)[:, -1, 0], "feedback": self._read(wished)[:, 0, 0]}

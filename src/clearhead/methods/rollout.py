@@ -13,11 +13,15 @@ Where a stream s looks at another, q, the two rollouts meet in the last map betw
 Without `half` nothing is halved, as in the authors' VisualBERT: the scores are larger by a factor of 2 a layer.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
 
@@ -34,6 +38,7 @@ from clearhead.recording.tape import Call, Tape
     axioms=("rows sum to one",),
 )
 class Rollout(Fold):
+    sweeps: ClassVar[int] = 1
     half: bool = of_authors(True)
 
     def begin(self) -> None:
@@ -42,11 +47,27 @@ class Rollout(Fold):
         depths = len(self.frame.layers)
         self.rows = torch.zeros_like(self.frame.readout).repeat(1, depths, 1) if self.one_row else self.frame.readout
 
-    def visit(self, call: Call) -> None:
+    def started(self, call: Call) -> Float[Tensor, "batch row unit"]:
+        """The rows that come to a call, among them the one that starts there."""
         if self.one_row:
             self.rows[:, call.layer - self.frame.layers.start] = self.frame.readout[:, 0]
-        rows = self.rows / _sums(call.mean_attention).mT if self.half else self.rows
-        self.rows = rows + rows @ call.mean_attention
+        return self.rows
+
+    def tile(self, call: Call, queries: slice, known: Tensor | None) -> Float[Tensor, "batch row unit"]:
+        rows = self.started(call)[:, :, queries]
+        rows = rows / _sums(call.mean_attention).mT if self.half else rows
+        kept = pad(rows, (queries.start, self.rows.shape[2] - queries.stop))
+        return kept + rows @ call.mean_attention
+
+    def wanted_sum(self, call: Call) -> Reduce:
+        return Reduce("attention", self.started(call) / 2 if self.half else self.started(call))
+
+    def fold_sum(self, call: Call, total: Tensor) -> None:
+        kept = self.rows / 2 if self.half else self.rows
+        self.tile_sums = [kept + total.sum(1)]
+
+    def joined(self, call: Call, total: Tensor) -> None:
+        self.rows = total
 
     def finish(self, tape: Tape) -> Scores:
         if self.one_row:

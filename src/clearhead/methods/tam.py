@@ -11,12 +11,8 @@ all heads alike and without the last layer's identity.
 
 from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
-
 from clearhead.methods.base import register
 from clearhead.methods.perception import Feedback, PerceptionFold
-from clearhead.recording.tape import Call
 
 
 @register(
@@ -37,6 +33,3 @@ class TransitionAttentionMaps(PerceptionFold):
     top_keeps: ClassVar[bool] = False
     steps: int = 20
     feedback: Feedback = "integrated"
-
-    def mixing(self, call: Call) -> Float[Tensor, "batch query key"]:
-        return call.mean_attention

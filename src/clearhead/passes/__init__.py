@@ -58,11 +58,19 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
 
 
 def run(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
-    """All methods on one batch, those of one kind together, in the order in which they were asked for."""
+    """All methods on one batch, those of one kind together, in the order in which they were asked for.
+
+    Of a streaming plan, those that need whole maps have passes of their own.
+    """
     found: dict[int, dict[str, Scores]] = {}
-    for kind in dict.fromkeys(reading.method.kind for reading in readings):
-        places = [i for i, reading in enumerate(readings) if reading.method.kind == kind]
+    tiles = plan.streaming
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for i, reading in enumerate(readings):
+        groups.setdefault((reading.method.kind, tiles is not None and reading.streams), []).append(i)
+    for (kind, streaming), places in groups.items():
+        plan.streaming = tiles if streaming else None
         with passes_of(kind, len(plan.samples), plan.width):
             parts = KINDS[kind].run(recorder, plan, [readings[i] for i in places], tested)
         found |= dict(zip(places, parts, strict=True))
+    plan.streaming = tiles
     return [found[i] for i in range(len(readings))]

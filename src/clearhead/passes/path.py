@@ -30,6 +30,9 @@ from clearhead.targets import Predicted, Target
 
 #: How many numbers the attention maps of points that are run together may hold, and how many rows a batch of them.
 ROOM, ROWS = 2**27, 128
+#: How many units points that are run together may have, where there are no maps.
+UNITS = 16384
+MAPS = check_asks(("attention", "attention_gradient"))
 
 
 def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], tested: SelfTest) -> list[dict[str, Scores]]:
@@ -71,7 +74,7 @@ def _of_predicted(reading: Reading) -> bool:
 def _predicted(plan: Plan) -> Plan:
     """The same batch, with the class that is predicted as its target."""
     targets = [[Target(Predicted(), target.scale)] * plan.steps for target in plan.targets[: plan.size]]
-    return Plan(plan.subject, plan.given, targets, plan.seed)
+    return Plan(plan.subject, plan.given, targets, plan.seed, plan.streaming)
 
 
 def _with_gap(reading: Reading, parts: dict[str, Scores], values: Float[Tensor, "batch"]) -> dict[str, Scores]:
@@ -109,8 +112,10 @@ class Way:
         if any(target.custom is not None for target in plan.targets):
             return 1
         width = {stream: frame.valid.shape[1] for stream, frame in plan.frames.items()}
-        cells = sum(width[place.query_stream] * width[place.key_stream] * place.heads for place in self.tested.places)
         rows = plan.size * plan.steps
+        if plan.streaming is not None:
+            return max(1, min(UNITS // (sum(width.values()) * rows), at_most(ROWS) // rows))
+        cells = sum(width[place.query_stream] * width[place.key_stream] * place.heads for place in self.tested.places)
         return max(1, min(ROOM // max(1, cells * rows), at_most(ROWS) // rows))
 
     def known(self, point: Point) -> Point:
@@ -129,18 +134,31 @@ class Way:
         shown = [fold for point in points for fold in wanted[point] if asks & ALONG_UNITS]
         places = [i for i, place in enumerate(self.tested.places) if any(self._shows(fold, place) for fold in shown)]
 
-        def visit(call: Call) -> None:
+        def show(call: Call, queries: slice | None = None, sweep: int = 0) -> None:
             gathered = call.to(self.plan.subject.device)
             for i, point in enumerate(points):
                 folds = [fold for fold in wanted[point] if self._shows(fold, call)]
+                if plan.streaming is not None:  # those that read maps are shown tiles
+                    folds = [fold for fold in folds if bool(fold.along & MAPS) == (queries is not None)]
                 if folds:
                     own = _of_point(gathered, i, steps, len(points))
                     for fold in folds:
-                        fold.at_call(point, own if fold.heads is None else own.with_heads(fold.heads))
+                        fold.at_call(point, own if fold.heads is None else own.with_heads(fold.heads), queries)
 
+        tiles = plan.streaming
+        if tiles is not None:
+            tiles = replace(tiles, fold=show, sweeps=int(bool(asks & MAPS)), hidden=True, ran=set())
         with scaled_layers(self.recorder, self.tested, factors):
             tape = self.recorder.run(
-                plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, vectors=vectors
+                plan.batch,
+                plan.value,
+                asks,
+                show,
+                leaves=plan.leaves,
+                places=places,
+                rows=plan.rows,
+                vectors=vectors,
+                tiles=tiles,
             )
         tape.inputs = None
         tape = plan.arranged(tape)
@@ -166,7 +184,8 @@ class Way:
         if points not in self.plans:
             size, steps = self.plan.size, self.plan.steps
             targets = [[self.targets[step * size + i] for step in range(steps)] for i in range(size)]
-            self.plans[points] = Plan(self.plan.subject, self.plan.given * points, targets * points, self.plan.seed)
+            given, seed, tiles = self.plan.given * points, self.plan.seed, self.plan.streaming
+            self.plans[points] = Plan(self.plan.subject, given, targets * points, seed, tiles)
         return self.plans[points]
 
     def _shows(self, fold: PathFold, call: Call | Place) -> bool:

@@ -2,11 +2,14 @@
 
 from clearhead.probes.attacking import adversary
 from clearhead.probes.correlating import correlation
+from clearhead.probes.diagnosing import diagnostic
 from clearhead.probes.flattening import uniform
 from clearhead.probes.per_head import heads
 from clearhead.probes.permuting import permutation
 from clearhead.probes.results import ProbeResult
+from clearhead.probes.seeding import seeds
 from clearhead.probes.skipping import skips
+from clearhead.probes.trading import frontier
 from clearhead.probes.viewing import AttentionView, view
 
 __all__ = [
@@ -14,8 +17,11 @@ __all__ = [
     "ProbeResult",
     "adversary",
     "correlation",
+    "diagnostic",
+    "frontier",
     "heads",
     "permutation",
+    "seeds",
     "skips",
     "uniform",
     "view",

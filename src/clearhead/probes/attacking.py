@@ -43,18 +43,20 @@ SAYS = (
     "fault, too."
 )
 
-#: set × layer × head × row × key
-Free = Float[Tensor, "set layer head row key"]
+#: How many inputs are searched together where the row that is read alone is in reach.
+INPUTS = 32
+#: The weights that are searched for: a few sets for each input.
+Free = Float[Tensor, "batch set layer head row key"]
 
 
 @dataclass
 class _Room:
-    """One input at one scope: the weights in reach, and the answers that others give."""
+    """Some inputs at one scope: the weights in reach, and the answers that others give."""
 
-    own: Float[Tensor, "layer head row key"]
-    visible: Bool[Tensor, "layer 1 row key"]
-    clean: Float[Tensor, "label"]
-    answers: Callable[[Free], Float[Tensor, "set label"]]
+    own: Float[Tensor, "batch layer head row key"]
+    visible: Bool[Tensor, "batch layer 1 row key"]
+    clean: Float[Tensor, "batch label"]
+    answers: Callable[[Free], Float[Tensor, "batch set label"]]
 
 
 def adversary(
@@ -82,9 +84,10 @@ def adversary(
     reach, probed = scope_of(scope, layer, heads), Probed(ex, inputs, target, candidates)
     probed.check(reach)
     lines: list[dict[str, Any]] = [{}] * len(probed.samples)
-    for places, batch in probed.batches(1, progress):
-        room = _room(batch, reach, sets)
-        lines[places[0]] = _searched(room, batch, reach, sets, steps, margin, tolerance, seed)
+    for places, batch in probed.batches(INPUTS if reach.only_row else 1, progress):
+        found = _searched(_room(batch, reach, sets), batch, reach, sets, steps, margin, tolerance, seed)
+        for place, line in zip(places, found, strict=True):
+            lines[place] = line
     settings = {"scope": str(reach), "tolerance": tolerance, "margin": margin, "sets": sets, "steps": steps}
     return ProbeResult("adversary", probed.subject.name, settings, lines, findings(lines, MEANINGS), SAYS)
 
@@ -95,75 +98,103 @@ def _room(batch: Batch, scope: Scope, sets: int) -> _Room:
     if scope.name == "S1" and shortens(probed):
         short = Short(batch)
 
-        def by_row(free: Free) -> Float[Tensor, "set label"]:
-            weights = short.attention[0].repeat(len(free), 1, 1)
-            weights[:, chosen] = free[:, 0, :, 0].to(weights.dtype)
-            return short.answers(weights[None])[0]
+        def by_row(free: Free) -> Float[Tensor, "batch set label"]:
+            weights = short.attention[:, None].repeat(1, free.shape[1], 1, 1)
+            weights[:, :, chosen] = free[:, :, 0, :, 0].to(weights.dtype)
+            return short.answers(weights)
 
-        own = short.attention[0, chosen][None, :, None]
-        return _Room(own, short.visible[0][None, None, None], short.clean[0], by_row)
-    rows = [int(batch.rows[0].long().argmax())] if scope.only_row else list(range(batch.lengths[0]))
+        own = short.attention[:, None, chosen][:, :, :, None]
+        return _Room(own, short.visible[:, None, None, None], short.clean, by_row)
+    who, read = torch.arange(len(batch.samples)), batch.rows.long().argmax(1)
     every, seen = batch.repeated(sets), dict[int, Visible]()
 
-    def in_whole(free: Free) -> Float[Tensor, "set label"]:
+    def rows_of(maps: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head row key"]:
+        return maps[who, :, read][:, :, None] if scope.only_row else maps
+
+    def in_whole(free: Free) -> Float[Tensor, "batch set label"]:
         def put(attention: Weights, visible: Visible, layer: int) -> Weights:
             weights = attention.detach().clone()
-            mine = free[:, layers.index(layer)].to(weights.dtype)
-            for place, head in enumerate(chosen):
-                weights[:, head, rows] = mine[:, place]
+            mine = free[:, :, layers.index(layer)].flatten(0, 1).to(weights.dtype)
+            # of other rows than the one that is read, the patcher takes nothing
+            weights[:, chosen] = mine.expand(-1, -1, weights.shape[2], -1)
             return weights
 
-        return every.under(put, scope)
+        return every.under(put, scope).unflatten(0, (len(who), sets))
 
     def look(attention: Weights, visible: Visible, layer: int) -> Weights:
-        seen[layer] = visible[:1]
+        seen[layer] = visible.expand(len(who), -1, -1, -1)[:, :1]
         return attention
 
     with torch.no_grad():
         batch.under(look, scope)
-    own = torch.stack([batch.attention[layer][0, chosen][:, rows] for layer in layers])
-    visible = torch.stack([seen[layer][0, :1][:, rows] for layer in layers])
-    return _Room(own, visible, batch.probabilities[0], in_whole)
+    own = torch.stack([rows_of(batch.attention[layer][:, chosen]) for layer in layers], dim=1)
+    visible = torch.stack([rows_of(seen[layer]) for layer in layers], dim=1)
+    return _Room(own, visible, batch.probabilities, in_whole)
 
 
 def _searched(
     room: _Room, batch: Batch, scope: Scope, sets: int, steps: int, margin: float, tolerance: float, seed: int
-) -> dict[str, Any]:
-    probed, own = batch.probed, room.own.detach()
-    generator = torch.Generator().manual_seed(batch.samples[0].seed(seed) % 2**63)
-    noise = SPREAD * torch.randn(sets, *own.shape, generator=generator, dtype=torch.float64).to(own)
-    logits = noise.requires_grad_()
+) -> list[dict[str, Any]]:
+    probed, own, clean = batch.probed, room.own.detach(), room.clean[:, None]
+    logits = _noise(batch, own, sets, seed).requires_grad_()
     search = torch.optim.Adam([logits], lr=RATE, amsgrad=True)
-    farthest, best, moved_by = own.new_zeros(()), own, 0.0
+    who, farthest = torch.arange(len(own), device=own.device), own.new_zeros(len(own))
+    best, moved_by = own.clone(), own.new_zeros(len(own))
     for _ in range(steps):
         with torch.enable_grad():
-            free = logits.masked_fill(~room.visible, -torch.inf).softmax(-1)
-            moved = total_variation(room.answers(free), room.clean, probed.multi_label)
-            apart = _smooth(free, own).mean((1, 2, 3))
-            between = [_smooth(free[i], free[j]).mean() for i in range(sets) for j in range(i)]
+            free = logits.masked_fill(~room.visible[:, None], -torch.inf).softmax(-1)
+            moved = total_variation(room.answers(free), clean, probed.multi_label)
+            apart = _smooth(free, own[:, None]).mean((2, 3, 4))
+            between = [_smooth(free[:, i], free[:, j]).mean((1, 2, 3)) for i in range(sets) for j in range(i)]
             gain = apart.sum() + (torch.stack(between).sum() / (sets * (sets - 1)) if between else 0)
             loss = PENALTY / sets * (moved - margin).clamp(min=0).sum() - gain
         # what was just measured, before the step away from it
-        allowed = apart.detach().masked_fill(moved.detach() > tolerance, -1)
-        if allowed.max() > farthest:
-            which = int(allowed.argmax())
-            farthest, best, moved_by = allowed.max(), free[which].detach(), float(moved[which].detach())
+        allowed, which = apart.detach().masked_fill(moved.detach() > tolerance, -1).max(1)
+        better = allowed > farthest
+        farthest = torch.where(better, allowed, farthest)
+        best[better] = free.detach()[who, which][better].to(best)
+        moved_by = torch.where(better, moved.detach()[who, which].to(moved_by), moved_by)
         search.zero_grad()
         (logits.grad,) = torch.autograd.grad(loss, [logits])
         search.step()
-    bound = attainable(own, room.visible.expand_as(own)).mean()
-    line = {
-        "input": batch.name(0),
-        "prediction": probed.label(room.clean),
+    bound = attainable(own, room.visible.expand_as(own))
+    return [_line(batch, i, scope, room, best[i], bound[i], float(moved_by[i])) for i in range(len(own))]
+
+
+def _noise(batch: Batch, own: Float[Tensor, "batch layer head row key"], sets: int, seed: int) -> Free:
+    """Where each search starts. The random numbers belong to the input, whatever batch it is in."""
+    noise = own.new_zeros(len(own), sets, *own.shape[1:])
+    for i, (sample, length) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
+        generator = torch.Generator().manual_seed(sample.seed(seed) % 2**63)
+        drawn = torch.randn(sets, *own.shape[1:-1], length, generator=generator, dtype=torch.float64)
+        noise[i, ..., :length] = SPREAD * drawn.to(own)
+    return noise
+
+
+def _line(
+    batch: Batch,
+    i: int,
+    scope: Scope,
+    room: _Room,
+    best: Float[Tensor, "layer head row key"],
+    bound: Float[Tensor, "layer head row"],
+    moved_by: float,
+) -> dict[str, Any]:
+    own, probed = room.own[i], batch.probed
+    line: dict[str, Any] = {
+        "input": batch.name(i),
+        "prediction": probed.label(room.clean[i]),
         "JSD": float(jensen_shannon(best, own).mean()),
-        "attainable JSD": float(bound),
+        "attainable JSD": float(bound.mean()),
         "JSD of the mean head": float(jensen_shannon(best.mean(1), own.mean(1)).mean()),
         "TVD": moved_by,
         "largest weight": float(own.mean(1).amax(-1).mean()),
     }
     if scope.only_row:  # heat maps to lay side by side: of the last layer in reach
-        line |= {"tokens": list(batch.samples[0].units.names), "own weights": own[-1, :, 0].mean(0).tolist()}
-        line["other weights"] = best[-1, :, 0].mean(0).tolist()
+        length = batch.lengths[i]
+        line["tokens"] = list(probed.units(batch.samples[i]).names)
+        line["own weights"] = own[-1, :, 0, :length].mean(0).tolist()
+        line["other weights"] = best[-1, :, 0, :length].mean(0).tolist()
     return line
 
 

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.errors import Refusal, unknown
+from clearhead.errors import InputError, Refusal, unknown
 from clearhead.probes.measures import tau_b
 from clearhead.probes.results import ProbeResult, findings
 from clearhead.probes.subjecting import Batch, Probed, Progress
 from clearhead.recording.patch import Patch, Visible, Weights, patched
+from clearhead.subjects.base import How, Sample
 from clearhead.subjects.hidden_words import InText
 from clearhead.subjects.hiding import players_of, why_not
+from clearhead.subjects.own_tokens import OwnTokens
 from clearhead.subjects.players import Players
 
 if TYPE_CHECKING:
@@ -59,10 +61,11 @@ def correlation(
     unit: "token" or "word" (default), whose pieces are added up and left out together; of a picture "patch"
     """
     probed = Probed(ex, inputs, target)
-    unit = unit or ("patch" if probed.samples[0].units.grid is not None else "word")
+    unit = unit or ("patch" if probed.units(probed.samples[0]).grid is not None else "word")
     if unit not in UNITS:
         raise unknown("unit", unit, UNITS)
-    if reason := why_not(probed.subject, probed.samples[0]):
+    own = isinstance(probed.subject, OwnTokens)
+    if not own and (reason := why_not(probed.subject, probed.samples[0])):
         raise Refusal(f"leaving out cannot be tried: {reason}")
     if probed.tested.cuts:
         raise Refusal(f"{probed.subject.name} cuts its own gradients off, so that attention cannot be detached in it")
@@ -74,14 +77,16 @@ def correlation(
     meanings |= {name: "the same with the evidence in random orders" for name in names if name.startswith("chance")}
     pairs = [name for name in names if name.startswith("τ(")]
     table = {name: float(np.nanmean([line[f"p of {name}"] <= ALPHA for line in lines])) for name in pairs}
+    spread = {name: float(np.nanstd([line[name] for line in lines])) for name in pairs}
     settings = {"unit": unit, "seed": seed}
     shown = findings(lines, meanings)
-    return ProbeResult("correlation", probed.subject.name, settings, lines, shown, SAYS, {"share significant": table})
+    tables = {"share significant": table, "standard deviation": spread}
+    return ProbeResult("correlation", probed.subject.name, settings, lines, shown, SAYS, tables)
 
 
 def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
     (sample,) = batch.samples
-    masked = players_of(batch.probed.subject, sample, unit, None)
+    masked = _players(batch.probed, sample, unit)
     evidence = {
         "gradient, attention detached": _summed(_gradient(batch, detached=True), masked),
         "gradient": _summed(_gradient(batch, detached=False), masked),
@@ -90,7 +95,8 @@ def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
     if isinstance(masked, InText) and masked.replacement != "delete":
         deleted = players_of(batch.probed.subject, sample, unit, "delete")
         evidence["left out (delete)"] = _left_out(batch, deleted)
-    line: dict[str, Any] = {"input": batch.name(0), "units": masked.count}
+    said = batch.probed.label(batch.probabilities[0])
+    line: dict[str, Any] = {"input": batch.name(0), "prediction": said, "units": masked.count}
     rng = np.random.default_rng(sample.seed(seed))
     for name, heads in _summaries(batch).items():
         own = [_summed(one, masked) for one in heads]
@@ -101,6 +107,30 @@ def _line(batch: Batch, unit: str, seed: int) -> dict[str, Any]:
     gradient, *_, left_out = evidence
     _note(line, "τ(gradient, left out)", *tau_b(evidence[gradient], evidence[left_out]))
     return line
+
+
+class _InRow:
+    """The tokens of a model of one's own: each is a unit by itself, and is deleted."""
+
+    replacement = "delete"
+
+    def __init__(self, subject: OwnTokens, sample: Sample) -> None:
+        self.subject, (self.tokens,) = subject, sample.inputs.values()
+        stays = torch.tensor(subject.units_of(sample).special)
+        self.owner = torch.where(stays, -1, (~stays).cumsum(0) - 1)
+        self.count = int((~stays).sum())
+
+    def without(self, keep: Bool[Tensor, "player"]) -> Sample:
+        kept = (self.owner < 0) | keep[self.owner.clamp(min=0)]
+        if not kept.any():
+            raise InputError("of a text of one token nothing can be left out: give longer ones")
+        return self.subject.samples(self.tokens[kept], How())[0]
+
+
+def _players(probed: Probed, sample: Sample, unit: str) -> "Players | _InRow":
+    if isinstance(probed.subject, OwnTokens):
+        return _InRow(probed.subject, sample)
+    return players_of(probed.subject, sample, unit, None)
 
 
 def _note(line: dict[str, Any], name: str, tau: float, p: float) -> None:
@@ -116,17 +146,19 @@ def _best(heads: list[Float[np.ndarray, "unit"]], scores: Float[np.ndarray, "uni
 def _summaries(batch: Batch) -> Mapping[str, Float[Tensor, "list unit"]]:
     """What attention says about each unit, in several ways; of heads, each by itself."""
     row = batch.pooled()[0]
+    if batch.probed.pools:
+        return {"last row": row.mean(0)[None]}
     maps = [layer[0].mean(0) for layer in batch.attention]
-    rolled = batch.rows[0].to(row.dtype)
+    rolled = batch.rows[0].to(row)
     for attention in reversed(maps):
         rolled = (rolled + rolled @ attention) / 2
     received = torch.stack(maps).mean((0, 1))
     return {"last row": row.mean(0)[None], BEST: row, "rollout": rolled[None], "received": received[None]}
 
 
-def _summed(scores: Float[Tensor, "unit"], players: Players) -> Float[np.ndarray, "player"]:
+def _summed(scores: Float[Tensor, "unit"], players: "Players | _InRow") -> Float[np.ndarray, "player"]:
     """The scores of all units of a player, added up; units that always stay are left out."""
-    if isinstance(players, InText):
+    if isinstance(players, InText | _InRow):
         owner = players.owner
     else:  # patches, in their order
         patch = ~torch.tensor(players.sample.units.special)
@@ -153,7 +185,7 @@ def _gradient(batch: Batch, detached: bool) -> Float[Tensor, "unit"]:
     return torch.stack([next(iter(part.values()))[0].sum(-1).abs() for part in each]).sum(0)
 
 
-def _left_out(batch: Batch, players: Players) -> Float[np.ndarray, "player"]:
+def _left_out(batch: Batch, players: "Players | _InRow") -> Float[np.ndarray, "player"]:
     """mean_o |ŷ_o(x without t) − ŷ_o(x)|."""
     everyone = torch.ones(players.count, players.count, dtype=torch.bool)
     samples = list(map(players.without, everyone.fill_diagonal_(False)))

@@ -31,12 +31,14 @@ def figures(
     attention: Float[Tensor, "head query key"], special: Bool[Tensor, "key"], names: Sequence[str]
 ) -> dict[str, Float[Tensor, "head"]]:
     """Shares of each head's weight, its entropy (1 is uniform), and how far away it looks, all as means over rows."""
-    n = attention.shape[-1]
+    queries, n = attention.shape[1:]
     place = torch.arange(n, device=attention.device)
-    apart = place[None, :] - place[:, None]
+    pools = queries != n  # a query that is no unit is far from all of them
+    apart = torch.full((queries, n), n, device=attention.device) if pools else place[None, :] - place[:, None]
     kind = {name: number for number, name in enumerate(dict.fromkeys(names))}
     words = torch.tensor([kind[name] for name in names], device=attention.device)
-    twins = (words[None] == words[:, None]) & (apart != 0) & ~special.to(attention.device)[None]
+    twins = torch.zeros_like(apart, dtype=torch.bool) if pools else words[None] == words[:, None]
+    twins = twins & (apart != 0) & ~special.to(attention.device)[None]
     first = special & (torch.arange(n) == 0)
     return {
         "previous token": _share(attention, apart == -1),
@@ -48,7 +50,7 @@ def figures(
         "one unit": attention.mean(1).masked_fill(special.to(attention.device), 0).amax(-1),
         "sink": attention.mean(1).amax(-1),
         "entropy": entropy(attention).mean(-1) / math.log(n) if n > 1 else torch.zeros(len(attention)),
-        "distance": (attention * apart.abs()).sum(-1).mean(-1),
+        "distance": (attention * apart.abs()).sum(-1).mean(-1) * (math.nan if pools else 1),
     }
 
 

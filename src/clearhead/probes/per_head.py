@@ -72,7 +72,7 @@ def _line(layer: int, head: int, measured: dict[str, Any], means: dict[str, Any]
 
 
 def looks(batch: Batch, i: int) -> "dict[str, Float[np.ndarray, 'layer head']]":
-    length, units = batch.lengths[i], batch.samples[i].units
+    length, units = batch.lengths[i], batch.probed.units(batch.samples[i])
     special = torch.tensor(units.special)
     layers = [figures(part[i, :, :length, :length], special, units.names) for part in batch.attention]
     return {name: torch.stack([layer[name] for layer in layers]).double().cpu().numpy() for name in layers[0]}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import InputError
@@ -80,13 +80,18 @@ class Shuffling:
     def __init__(self, draws: int, keep: bool, shared: bool, seed: int) -> None:
         self.draws, self.keep, self.shared, self.seed = draws, keep, shared, seed
 
+    def parts(self) -> list[range]:
+        """The draws, a few at a time."""
+        return [range(start, min(start + DRAWS, self.draws)) for start in range(0, self.draws, DRAWS)]
+
     def noise(
-        self, seed: int, draw: int, layer: int, heads: int, rows: int, width: int
-    ) -> Float[Tensor, "head row key"]:
-        """Random numbers for one draw in one layer of one input, which `seed` belongs to, wherever it stands."""
-        own = (seed + 1_000_003 * draw + 7919 * layer) % 2**63
+        self, seed: int, part: range, layer: int, heads: int, rows: int, width: int
+    ) -> Float[Tensor, "draw head row key"]:
+        """Random numbers for a part of the draws in one layer of one input, which `seed` belongs to."""
+        own = (seed + 1_000_003 * part.start + 7919 * layer) % 2**63
         generator = torch.Generator().manual_seed(own)
-        return torch.rand(1 if self.shared else heads, rows, width, generator=generator, dtype=torch.float64)
+        shape = (len(part), 1 if self.shared else heads, rows, width)
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     def movable(
         self, visible: Bool[Tensor, "*row key"], special: Bool[Tensor, "*#row key"], itself: Bool[Tensor, "*#row key"]
@@ -115,17 +120,18 @@ def _in_last_row(batch: Batch, shuffling: Shuffling, scope: Scope) -> list[dict[
     short = Short(batch)
     heads, top = short.attention.shape[1], batch.probed.layers - 1
     chosen = list(range(heads) if scope.heads is None else scope.heads)
-    weights = short.attention[:, None].repeat(1, shuffling.draws, 1, 1)
+    own = short.attention.cpu()
+    weights = own[:, None].repeat(1, shuffling.draws, 1, 1)
     for i, (sample, length) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
         itself = torch.arange(length) == short.rows[i]
-        movable = shuffling.movable(short.visible[i, :length], batch.special[i, :length], itself)
+        movable = shuffling.movable(short.visible[i, :length].cpu(), batch.special[i, :length], itself)
         seed = sample.seed(shuffling.seed)
-        noise = [shuffling.noise(seed, draw, top, heads, 1, length)[:, 0] for draw in range(shuffling.draws)]
-        moved = shuffled(weights[i, :, :, :length], movable, torch.stack(noise))
+        noise = [shuffling.noise(seed, part, top, heads, 1, length)[:, :, 0] for part in shuffling.parts()]
+        moved = shuffled(weights[i, :, :, :length], movable, torch.cat(noise))
         weights[i, :, chosen, :length] = moved[:, chosen]
     with torch.no_grad():
-        found = short.answers(weights)
-    largest = short.attention.mean(1).amax(-1)
+        found = short.answers(weights.to(short.attention))
+    largest = own.mean(1).amax(-1)
     return [_line(batch, i, short.clean[i], found[i], float(largest[i])) for i in range(len(found))]
 
 
@@ -134,10 +140,7 @@ def _in_whole(batch: Batch, shuffling: Shuffling, scope: Scope, frozen: bool) ->
     lines = []
     for i in range(len(batch.samples)):
         one = Batch(batch.probed, [batch.samples[i]])
-        found = [
-            _drawn(one.repeated(len(part)), part, shuffling, scope, frozen)
-            for part in torch.arange(shuffling.draws).split(DRAWS)
-        ]
+        found = [_drawn(one.repeated(len(part)), part, shuffling, scope, frozen) for part in shuffling.parts()]
         lines.append(_line(one, 0, one.probabilities[0], torch.cat(found), one.largest(scope)))
     return lines
 
@@ -153,17 +156,15 @@ def _by_head(probed: Probed, shuffling: Shuffling, frozen: bool) -> list[list[fl
     return [[mean(Scope("S3", layer, (head,))) for head in range(probed.heads)] for layer in range(probed.layers)]
 
 
-def _drawn(
-    batch: Batch, draws: Int[Tensor, "draw"], shuffling: Shuffling, scope: Scope, frozen: bool
-) -> Float[Tensor, "draw label"]:
+def _drawn(batch: Batch, part: range, shuffling: Shuffling, scope: Scope, frozen: bool) -> Float[Tensor, "draw label"]:
     seed, length = batch.samples[0].seed(shuffling.seed), batch.lengths[0]
 
     def weights(attention: Weights, visible: Visible, layer: int) -> Weights:
-        heads, rows = attention.shape[1], 1 if scope.only_row else length
-        noise = [shuffling.noise(seed, int(draw), layer, heads, rows, length) for draw in draws]
-        itself = torch.eye(length, dtype=torch.bool)
-        movable = shuffling.movable(visible.cpu(), batch.special[:1, None, None], itself)
-        return shuffled(attention, movable.to(attention.device), torch.stack(noise).to(attention.device))
+        heads, rows = attention.shape[1], 1 if scope.only_row else attention.shape[2]
+        noise = shuffling.noise(seed, part, layer, heads, rows, length)
+        itself = torch.zeros(1, length) if batch.probed.pools else torch.eye(length)
+        movable = shuffling.movable(visible.cpu(), batch.special[:1, None, None], itself.bool())
+        return shuffled(attention, movable.to(attention.device), noise.to(attention.device))
 
     with torch.no_grad():
         return batch.under(weights, scope, frozen)

@@ -58,6 +58,11 @@ class ProbeResult:
         head = [f"# {self.probe}: {self.model}", "", told, "", f"![{self.probe}](figure.png)", ""]
         return "\n".join([*head, *table, "", self.says, ""])
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.html import fragment
+
+        return fragment(self)
+
     def __rich__(self) -> Any:
         from rich import box
         from rich.console import Group

@@ -20,11 +20,14 @@ from clearhead.errors import InputError, Refusal, unknown
 from clearhead.plan import Plan
 from clearhead.recording.last_row import LastRow
 from clearhead.recording.patch import Patch, Replacing, Weights, patched
-from clearhead.subjects.answers import Answering
+from clearhead.subjects.answers import Answered, Answering
 from clearhead.subjects.base import How, Sample
+from clearhead.subjects.decoder import Decoder
 from clearhead.subjects.masked import MaskedLanguageModel
+from clearhead.subjects.own import QUERY
 from clearhead.subjects.text import TextClassification
 from clearhead.targets import Target, make_target, probabilities
+from clearhead.units import Units
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -84,31 +87,41 @@ class Probed:
         raws = inputs if isinstance(inputs, list) else [inputs]
         if not raws:
             raise InputError("nothing to probe: the list of inputs is empty")
-        self.samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
         self.target = make_target(target)
-        self.tested = ex._test(self.samples)
+        samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
+        self.tested = ex._test(samples)
+        self.pools: bool = getattr(self.subject, "pools", False)
         #: The classes (or masked words) whose probabilities are compared, as shares of theirs; None for all.
         self.candidates = None if candidates is None else [self.subject.label_index(label) for label in candidates]
         if self.candidates is not None and len(set(self.candidates)) < 2:
             raise InputError("candidates= must name at least two different labels or words")
-        self._refuse()
-        ex._check_readout(self.samples[0], self.target)
+        self._refuse(samples[0])
+        self.samples = [self.subject.cut(sample, [self.aim(sample)]) for sample in samples]
+        ex._check_readout(self.samples[0], self.aim(self.samples[0]))
 
-    def _refuse(self) -> None:
+    def _refuse(self, sample: Sample) -> None:
         name, subject = type(self.subject.model).__name__, self.subject
-        if len(self.samples[0].axes) > 1 or self.tested.crosses:
+        pooled = self.pools and all(place.query_stream == QUERY for place in self.tested.places)
+        if (len(sample.axes) > 1 or self.tested.crosses) and not pooled:
             raise Refusal(f"{name} has several streams, and probes are for models of one")
         if subject.regression:
             raise Refusal(f"{name} measures and has no classes, and probes compare probabilities of classes")
         if subject.readout is None:
             raise Refusal(f"no row of the attention of {name} speaks for its answer, and probes are about such rows")
-        if isinstance(subject, Answering) or len(subject.steps(self.samples[0], self.target)) > 1:
+        if subject.answers_whole if isinstance(subject, Answering) else len(subject.steps(sample, self.target)) > 1:
             raise Refusal(f"{name} gives several answers at once, and probes are about one")
         if reason := subject.why_no_attention():
             raise Refusal(reason)
-        (size,) = self.ex.lengths_tested.values()
-        if any(place.shape != (1, size, size) for place in self.tested.places):
+        size = self.ex.lengths_tested[subject.stream]
+        if any(place.shape != (1, 1 if pooled else size, size) for place in self.tested.places):
             raise Refusal(f"the attention of {name} does not run over its units in every layer")
+
+    def aim(self, sample: Sample) -> Target:
+        """What is asked of one input: of a prompt, the word that comes next."""
+        return self.subject.steps(sample, self.target)[0] if isinstance(self.subject, Answering) else self.target
+
+    def units(self, sample: Sample) -> Units:
+        return sample.axes[self.subject.stream].parts[0]
 
     def check(self, scope: Scope) -> None:
         """Whether the model has these heads."""
@@ -131,8 +144,7 @@ class Probed:
 
     def probabilities(self, output: Any, samples: Sequence[Sample]) -> Float[Tensor, "batch label"]:
         """The probabilities of all classes, or of the candidates among themselves."""
-        targets: list[Target] = [self.target] * len(samples)
-        scores = self.subject.scores(output, samples, targets)
+        scores = self.subject.scores(output, samples, [self.aim(sample) for sample in samples])
         scores = scores if scores.dtype == torch.float64 else scores.float()
         return probabilities(scores if self.candidates is None else scores[:, self.candidates], self.multi_label)
 
@@ -145,9 +157,14 @@ class Probed:
         best = int(answer.argmax())
         return self.subject.label_name(best if self.candidates is None else self.candidates[best])
 
+    def rows(self, sample: Sample) -> dict[int, float]:
+        """The rows of the last layer that are read, and how much each counts."""
+        (rows,) = self.subject.readouts(sample, self.aim(sample)).values()
+        return rows
+
     def row(self, sample: Sample) -> int:
         """The row of the last layer that is read."""
-        rows = self.subject.rows(sample, self.target)
+        rows = self.rows(sample)
         if len(rows) != 1:
             raise Refusal(
                 f"{type(self.subject.model).__name__} reads {len(rows)} rows of its last layer: scopes S1 and S2 are "
@@ -161,8 +178,8 @@ class Batch:
 
     def __init__(self, probed: Probed, samples: Sequence[Sample]) -> None:
         self.probed, self.samples = probed, list(samples)
-        self.plan = Plan(probed.subject, self.samples, [[probed.target]] * len(self.samples))
-        self.lengths = [len(sample.units) for sample in self.samples]
+        self.plan = Plan(probed.subject, self.samples, [[probed.aim(sample)] for sample in self.samples])
+        self.lengths = [len(probed.units(sample)) for sample in self.samples]
 
     @cached_property
     def clean(self) -> tuple[Float[Tensor, "batch label"], list[Weights]]:
@@ -186,8 +203,8 @@ class Batch:
 
     @cached_property
     def rows(self) -> Bool[Tensor, "batch query"]:
-        """The row of each that is read."""
-        marked = torch.zeros_like(self.valid)
+        """The row of each that is read; where a query that is no unit pools them, its own."""
+        marked = torch.zeros_like(self.valid[:, :1] if self.probed.pools else self.valid)
         marked[torch.arange(len(self.samples)), [self.probed.row(sample) for sample in self.samples]] = True
         return marked
 
@@ -195,7 +212,7 @@ class Batch:
     def special(self) -> Bool[Tensor, "batch unit"]:
         marked = torch.zeros_like(self.valid)
         for i, sample in enumerate(self.samples):
-            marked[i, : self.lengths[i]] = torch.tensor(sample.units.special)
+            marked[i, : self.lengths[i]] = torch.tensor(self.probed.units(sample).special)
         return marked
 
     def pooled(self, layer: int = -1) -> Float[Tensor, "batch head key"]:
@@ -229,13 +246,13 @@ class Batch:
 
     def name(self, i: int) -> str:
         """What a sample is called in a table."""
-        units = self.samples[i].units
+        units = self.probed.units(self.samples[i])
         return " / ".join(units.texts) if units.texts else f"{units.kind} × {len(units)}"
 
 
 def shortens(probed: Probed) -> bool:
     """Whether answers at scope S1 can be had from the last layer's row alone."""
-    kind = isinstance(probed.subject, TextClassification | MaskedLanguageModel)
+    kind = isinstance(probed.subject, TextClassification | MaskedLanguageModel | Decoder)
     given = all("input_ids" in sample.inputs for sample in probed.samples)
     return kind and given and probed.tested.path == "interface"
 
@@ -264,7 +281,8 @@ class Short:
 
     def _answers(self, weights: Float[Tensor, "batch draw head key"]) -> Float[Tensor, "batch draw label"]:
         output, draws = self.last.output(weights), weights.shape[1]
-        # in a sequence of one row, a mask that is to be filled is at the first place
+        # in a sequence of one row, a mask that is to be filled and the row that predicts a word are at the first place
         alone = [replace(sample, masks=(0,) * len(sample.masks)) for sample in self.batch.samples]
+        alone = [replace(sample, first=0, kept=()) if isinstance(sample, Answered) else sample for sample in alone]
         samples = [sample for sample in alone for _ in range(draws)]
         return self.batch.probed.probabilities(output, samples).unflatten(0, (len(alone), draws))

@@ -1,7 +1,8 @@
 """Attention of one input to look at: every map, what each head looks at here and on other inputs, and rollout and flow
 by depth for the row that is read."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class AttentionView:
 
     row: the unit whose row is read; by_depth: raw, rollout and flow of that row, layer × unit
     looks: figures of each head here; beside: the same as means over other inputs, if there are any
+    candidates: the probabilities of labels or masked words that were asked about
     """
 
     model: str
@@ -43,6 +45,7 @@ class AttentionView:
     by_depth: "dict[str, Float[np.ndarray, 'layer unit']]"
     looks: "dict[str, Float[np.ndarray, 'layer head']]"
     beside: "dict[str, Float[np.ndarray, 'layer head']] | None" = None
+    candidates: dict[str, float] = field(default_factory=dict)
 
     def pattern(self, layer: int, head: int, on_average: bool = False) -> str:
         own = self.beside if on_average and self.beside is not None else self.looks
@@ -69,7 +72,13 @@ class AttentionView:
         ]
         about = {"schema": "clearhead/attention", "version": 1, "model": self.model, "tokens": self.tokens}
         rest = {"row": self.row, "prediction": self.prediction, "heads": lines, "by_depth": self.by_depth}
+        rest |= {"candidates": self.candidates}
         return plain({**about, **rest, "attention": self.attention, "says": SAYS})
+
+    def _repr_html_(self) -> str:
+        from clearhead.show.html import fragment
+
+        return fragment(self)
 
     def __rich__(self) -> Any:
         from rich import box
@@ -89,11 +98,22 @@ class AttentionView:
             seen = ", ".join(f"{self.tokens[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
             table.add_row(str(layer), Text(counted), *means, Text(seen))
         head = f"attention · {self.model} → {self.prediction} · {layers} layers of {heads} heads · "
-        return Group(Text(f"{head}row {self.row} ({self.tokens[self.row]}) is read"), table, Text(SAYS))
+        asked = ", ".join(f"{name} {share:.4f}" for name, share in self.candidates.items())
+        told = [Text(f"probabilities: {asked}")] if asked else []
+        return Group(Text(f"{head}row {self.row} ({self.tokens[self.row]}) is read"), *told, table, Text(SAYS))
 
 
-def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: Any = None) -> AttentionView:
-    """The attention of one input to look at; `beside` are others, over which heads are averaged."""
+def view(
+    ex: "Explainer",
+    given: Any,
+    beside: list[Any] | None = None,
+    target: Any = None,
+    candidates: Sequence[str | int] = (),
+) -> AttentionView:
+    """The attention of one input to look at; `beside` are others, over which heads are averaged.
+
+    candidates: labels or masked words whose probabilities are told, such as "his" and "her"
+    """
     probed = Probed(ex, [given], target)
     if len(probed.samples) != 1:
         raise InputError(f"attention is shown for one input, and there are {len(probed.samples)}")
@@ -101,7 +121,9 @@ def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: A
     others = None
     if beside:
         parts = [
-            looks(other, i) for _, other in Probed(ex, beside, target).batches(16) for i in range(len(other.samples))
+            looks(other, i)
+            for _, other in Probed(ex, beside, target).batches(INPUTS)
+            for i in range(len(other.samples))
         ]
         others = {name: np.mean([part[name] for part in parts], axis=0) for name in parts[0]}
     methods = ["rollout", *(["flow"] if find_spec("igraph") and batch.lengths[0] <= LONGEST else [])]
@@ -109,11 +131,14 @@ def view(ex: "Explainer", given: Any, beside: list[Any] | None = None, target: A
     raw = np.stack([batch.pooled(layer)[0].mean(0).double().cpu().numpy() for layer in range(probed.layers)])
     return AttentionView(
         model=probed.subject.name,
-        tokens=probed.samples[0].units.names,
+        tokens=probed.units(probed.samples[0]).names,
         row=probed.row(probed.samples[0]),
         prediction=probed.label(batch.probabilities[0]),
         attention=np.stack([part[0].double().cpu().numpy() for part in batch.attention]),
         by_depth={"raw": raw, **depths},
         looks=looks(batch, 0),
         beside=others,
+        candidates={
+            str(label): float(batch.probabilities[0, probed.subject.label_index(label)]) for label in candidates
+        },
     )

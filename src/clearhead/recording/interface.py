@@ -9,18 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from clearhead.errors import Refusal
 from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
+from clearhead.recording.checkpointing import layers_again
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
+from clearhead.recording.streaming import Streamed
+from clearhead.recording.tiles import Tiles
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -38,6 +42,8 @@ class Captured:
     run: Run | None = None
     nth: int = 0  # a shared module is called several times
     registered: bool = False  # heard through a function that stood in for the module's forward
+    #: What makes its maps tile by tile, in a streaming pass; `attention` is then their outline alone.
+    streamed: Streamed | None = None
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -67,8 +73,18 @@ class Captured:
 class Listener:
     """Collects the calls of the pass that runs in this thread."""
 
-    def __init__(self, model: nn.Module, blocks: dict[int, nn.Module], watch: Watch, silent: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: dict[int, nn.Module],
+        watch: Watch,
+        silent: bool = False,
+        tiles: Tiles | None = None,
+        values: bool = True,
+    ) -> None:
         self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
+        self.tiles, self.values = tiles, values
+        self.again = False  # whether a layer is computed again that was heard before
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.heard: Counter[int] = Counter()  # how often each module was
@@ -83,6 +99,7 @@ class Listener:
         values: Tensor | None = None,
         output: Tensor | None = None,
         registered: bool = False,
+        streamed: Streamed | None = None,
     ) -> None:
         self.heard[id(module)] += 1
         if attention is None:
@@ -99,6 +116,7 @@ class Listener:
                 run=self.watch.of(self.blocks.get(id(module))),
                 nth=self.heard[id(module)] - 1,
                 registered=registered,
+                streamed=streamed,
             )
         )
 
@@ -148,6 +166,15 @@ def _attention(
     eager = eager_of(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
     )
+    if listener.tiles is not None:
+        streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
+        output = streamed.attend(query, key, value)
+        if listener.again:
+            streamed.release()  # it was made for what autograd keeps of it, and would hold that in a circle
+        else:
+            value_and_output = (value, output) if listener.values else ()
+            listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
+        return listener.passed_on(output), None
     output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     patch = getattr(_active, "patch", None)
     if patch is not None and attention is not None:
@@ -156,9 +183,44 @@ def _attention(
     return listener.passed_on(output), attention
 
 
+def _streamed(
+    eager: Callable[..., tuple[Tensor, Tensor]],
+    module: nn.Module,
+    queries: int,
+    mask: Tensor | None,
+    more: dict[str, Any],
+    listener: Listener,
+) -> Streamed:
+    """A call of a streaming pass. What the user runs with torch's kernel has an output that this kernel makes."""
+    moving = [name for name, part in {"mask": mask, **more}.items() if isinstance(part, Tensor) and part.requires_grad]
+    if moving:  # its gradient would be lost
+        raise Refusal(
+            f"{listener.model}: the attention of {listener.name_of(module)} takes {moving[0]}, which depends on the "
+            "input, beside queries, keys and values: it cannot be had tile by tile"
+        )
+    if _is_eager(module.config):
+        return Streamed(eager, None, module, mask, False, more, listener.tiles or Tiles())
+    # As transformers has it: no mask means a causal one, where the module is causal.
+    given = more.get("is_causal")
+    is_causal = given if given is not None else getattr(module, "is_causal", True)
+    causal = mask is None and queries > 1 and bool(is_causal)
+    plain = all(more.get(name) is None for name in ("softcap", "s_aux"))  # torch's kernel knows neither
+    forward = AttentionInterface()["sdpa"] if plain else None
+    return Streamed(eager, forward, module, mask, causal, more, listener.tiles or Tiles())
+
+
+def _is_eager(config: Any) -> bool:
+    return config is not None and implementation_of(config) == "eager"
+
+
 def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
-    if getattr(_active, "listener", None) is None and config is not None:
+    listener = getattr(_active, "listener", None)
+    if listener is None and config is not None:
         return AttentionMaskInterface()[implementation_of(config)](*args, config=config, **kwargs)
+    if listener is not None and listener.tiles is not None:
+        # a byte a cell, and nothing at all where it hides nothing, or for torch's kernel what comes after each query
+        kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
+        return sdpa_mask(*args, config=config, **kwargs)
     mask = eager_mask(*args, config=config, **kwargs)
     # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
     return mask if mask is None or mask.dtype != torch.float64 else mask.clamp(min=torch.finfo(torch.float32).min)
@@ -185,16 +247,19 @@ def capture(
     projections: bool = False,
     implementation: str = NAME,
     silent: bool = False,
+    tiles: Tiles | None = None,
+    values: bool = True,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
     `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
-    attention is heard, but passes nothing on.
+    attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them (and its
+    `values` only if that is said).
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent)
+    listener = Listener(model, blocks, watch, silent, tiles, values)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [
@@ -207,11 +272,26 @@ def capture(
         stack.enter_context(hooks(handles))
         stack.enter_context(own.heard(model, listener))
         stack.enter_context(attention_implementation(model, implementation))
+        if tiles is not None and tiles.checkpoint and torch.is_grad_enabled():
+            again = partial(_again, model, implementation, listener)
+            stack.enter_context(layers_again(blocks.values(), again))
         _active.listener = listener
         try:
             yield listener.calls
         finally:
             _active.listener = outer
+
+
+@contextmanager
+def _again(model: nn.Module, implementation: str, listener: Listener) -> Iterator[None]:
+    """What holds while a layer is computed again on the way back, in whichever thread that is."""
+    outer: Listener | None = getattr(_active, "listener", None)
+    with attention_implementation(model, implementation):
+        _active.listener, listener.again = listener, True
+        try:
+            yield
+        finally:
+            _active.listener, listener.again = outer, False
 
 
 @contextmanager
@@ -267,6 +347,7 @@ def _recognise_projection(listener: Listener) -> Callable[..., None]:
             assert isinstance(weight, Tensor)
             # GPT-2's Conv1D stores its weight as input × output.
             last.output_projection = weight if isinstance(module, nn.Linear) else weight.T
+            last.output = last.output if last.streamed is None else None  # a streaming pass keeps no more than it must
 
     return hook
 

@@ -7,7 +7,7 @@ they get, the last is given the row that it had, and its attention what the new 
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from clearhead.recording.blocks import blocks_of
 from clearhead.recording.interface import NAME, attending
@@ -27,11 +29,12 @@ from clearhead.recording.tape import check_asks
 class LastRow:
     """One batch, and the row of each of its samples that is read."""
 
-    def __init__(self, recorder: Recorder, inputs: Mapping[str, Tensor], rows: Int[Tensor, "batch"]) -> None:
+    def __init__(self, recorder: Recorder, inputs: Mapping[str, Any], rows: Int[Tensor, "batch"]) -> None:
         self.recorder, who, self.thread = recorder, torch.arange(len(rows)), threading.get_ident()
         self.model = recorder.model
         places = recorder.test(inputs).places
         blocks = blocks_of(self.model)
+        self.attends = places[-1].module
         self.layers = [blocks[id(self.model.get_submodule(place.module))] for place in places]
         self.tuples: dict[int, int] = {}  # how many parts a layer returns, where it returns several
         watching = [layer.register_forward_hook(self._watch) for layer in {id(x): x for x in self.layers}.values()]
@@ -53,8 +56,9 @@ class LastRow:
         self.state: Float[Tensor, "batch model"] = last.block_input[who, rows]
         width = inputs["input_ids"].shape[1]
         self.inputs = {
-            name: part[who, rows][:, None] if part.dim() > 1 and part.shape[1] == width else part
+            name: part[who, rows][:, None] if _along(part, width) else part
             for name, part in inputs.items()
+            if name != "logits_to_keep"  # there is one row, and it is kept
         }
 
     def output(self, weights: Float[Tensor, "batch draw head key"]) -> Any:
@@ -65,15 +69,21 @@ class LastRow:
         context = (weights.transpose(1, 2) @ self.values).transpose(1, 2)  # batch draw head width
         batch, draws, heads, size = context.shape
         attended = context.reshape(batch * draws, 1, heads, size)
-        repeated = {name: part.repeat_interleave(draws, 0) for name, part in self.inputs.items()}
+        repeated = {
+            name: part.repeat_interleave(draws, 0) if isinstance(part, Tensor) else part
+            for name, part in self.inputs.items()
+        }
         state = self.state.repeat_interleave(draws, 0)[:, None]
+        idle, attention = _Idle(attended), self.model.get_submodule(self.attends)
         with (
             self.recorder.lock,
             at_rest(self.model),
             self.recorder.scope(),
             self._shortened(state),
             attention_implementation(self.model, NAME),
-            attending(lambda query: attended),
+            attending(idle.answer),
+            hooks([attention.register_forward_pre_hook(idle.start)]),
+            idle,
         ):
             return self.model(**repeated)
 
@@ -114,3 +124,32 @@ class LastRow:
     def _watch(self, layer: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, tuple):
             self.tuples[id(layer)] = len(output)
+
+
+class _Idle(TorchFunctionMode):
+    """The last attention while it is told what to answer: nobody looks at its queries, keys and values, so they are
+    computed for one row and repeated."""
+
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.given, self.waiting, self.thread = answer, False, threading.get_ident()
+
+    def start(self, module: nn.Module, args: Any) -> None:
+        self.waiting = threading.get_ident() == self.thread
+
+    def answer(self, query: Tensor) -> Tensor:
+        self.waiting = False
+        return self.given
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not self.waiting or func is not functional.linear:
+            return func(*args, **(kwargs or {}))
+        rows, *others = args
+        made = func(rows[:1], *others, **(kwargs or {}))
+        return made.expand(len(rows), *made.shape[1:])
+
+
+def _along(part: Any, width: int) -> bool:
+    return isinstance(part, Tensor) and part.dim() > 1 and part.shape[1] == width

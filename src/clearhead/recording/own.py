@@ -1,6 +1,7 @@
 """Recording modules that are not from transformers: a registered function stands in for their forward meanwhile."""
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,10 +92,59 @@ def _stand_in(module: nn.Module, listener: "Listener", *args: Any, **kwargs: Any
     if attend is None or not listener.listening:
         return type(module).forward(module, *args, **kwargs)
     with listener.away():  # attention inside this one is part of it
-        attended = attend(module, *args, **kwargs)
+        attended = _attended(attend, module, *args, **kwargs)
     attention, values = _checked(attended, module, listener)
     listener.hear(module, attention, values, registered=True)
     return listener.passed_on(attended[0])
+
+
+_active = threading.local()
+
+
+@contextmanager
+def replacing(other: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """In recorded passes of this thread inside the `with`, registered modules attend with `other(their attention)`."""
+    outer: Callable[[Tensor], Tensor] | None = getattr(_active, "other", None)
+    _active.other = other
+    try:
+        yield
+    finally:
+        _active.other = outer
+
+
+def _attended(attend: Attend, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What the function gives; where attention is replaced, it runs again with the other one from there on."""
+    other: Callable[[Tensor], Tensor] | None = getattr(_active, "other", None)
+    if other is None:
+        return attend(module, *args, **kwargs)
+    with _Steps() as steps:
+        attended = attend(module, *args, **kwargs)
+    wanted = attended[1] if isinstance(attended, tuple) and len(attended) > 1 else None
+    place = max((i for i, made in enumerate(steps.made) if made is wanted), default=None)
+    if place is None:
+        raise Refusal(
+            f"the attention of {type(module).__name__} cannot be replaced: the function registered for it does not "
+            "compute it, but was given it"
+        )
+    with _Steps(place, other(attended[1])):
+        return attend(module, *args, **kwargs)
+
+
+class _Steps(TorchFunctionMode):
+    """Remembers what each operation gave; of one of them, it gives another tensor in its place."""
+
+    def __init__(self, place: int | None = None, other: Tensor | None = None) -> None:
+        super().__init__()
+        self.place, self.other = place, other
+        self.made: list[Any] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        made = self.other if len(self.made) == self.place else made
+        self.made.append(made)
+        return made
 
 
 def _checked(attended: Any, module: nn.Module, listener: "Listener") -> tuple[Tensor, Tensor | None]:

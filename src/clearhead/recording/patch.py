@@ -7,7 +7,7 @@ is pinned to what it was in a clean pass, and only the direct path is left.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from clearhead.errors import InputError, Refusal
-from clearhead.recording.interface import Captured, patching
+from clearhead.recording.interface import Captured, capture, patching
+from clearhead.recording.own import replacing
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.returned import attention_modules
 from clearhead.recording.scope import at_rest, hooks
+from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Asks
 
 Weights = Float[Tensor, "batch head query key"]
@@ -91,6 +93,10 @@ class _Patcher:
         moved = ((now - attention).to(per_head.dtype) @ per_head).transpose(1, 2)
         return output + moved.reshape(output.shape), now
 
+    def alone(self, attention: Weights) -> Weights:
+        """A call that no mask is known of."""
+        return self.attention(attention, visible_keys(attention, None))
+
     def check(self, calls: Sequence[Captured], model: nn.Module) -> None:
         """What was heard must be what was put in place."""
         name = type(model).__name__
@@ -127,7 +133,7 @@ class _AtSoftmax(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         if self.inside is None or func not in _SOFTMAX or made.dim() != 4:
             return made
-        return self.patcher.attention(made, visible_keys(made, None))
+        return self.patcher.alone(made)
 
     def handles(self, model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         modules = attention_modules(model)
@@ -146,20 +152,13 @@ class _AtSoftmax(TorchFunctionMode):
 
 
 @contextmanager
-def _placing(recorder: Recorder, patcher: _Patcher) -> Iterator[None]:
-    tested = recorder.tested
-    assert tested is not None
-    if tested.path == "registered":
-        raise Refusal(
-            f"the attention of {type(recorder.model).__name__} cannot be replaced: a registered function stands in for "
-            "its modules, and only recorded ones of transformers can be patched"
-        )
-    if tested.path == "interface":
-        with patching(patcher.call):
+def _placing(model: nn.Module, path: str, patcher: _Patcher) -> Iterator[None]:
+    if path != "returned":
+        with patching(patcher.call), replacing(patcher.alone):
             yield
         return
     mode = _AtSoftmax(patcher)
-    with hooks(mode.handles(recorder.model)), mode:
+    with hooks(mode.handles(model)), mode:
         yield
 
 
@@ -177,9 +176,25 @@ def patched(
     layers attend anew (live)
     """
     with recorder.lock:
-        recorder.test(inputs)
         patcher = _Patcher(patches, clean)
-        with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder, patcher):
+        path = recorder.test(inputs).path
+        with at_rest(recorder.model), torch.inference_mode(False), _placing(recorder.model, path, patcher):
             output, calls, starts = recorder.forward(inputs, asks, leaves)
         patcher.check(calls, recorder.model)
     return output, calls, starts
+
+
+def learning(
+    model: nn.Module, tested: SelfTest, inputs: Mapping[str, Any], patches: Sequence[Patch] = ()
+) -> tuple[Any, list[Captured]]:
+    """One pass of a model that is being trained, in whatever mode it is: gradients go to its parameters, too.
+
+    tested: what was found out about the model that it is a copy of
+    """
+    patcher = _Patcher(patches, None)
+    with (
+        _placing(model, tested.path, patcher) if patches else nullcontext(),
+        capture(model, implementation=tested.implementation) as calls,
+    ):
+        output = model(**inputs)
+    return output, calls

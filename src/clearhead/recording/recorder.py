@@ -16,15 +16,20 @@ from clearhead.errors import InputError, Refusal
 from clearhead.recording.cuts import Whole
 from clearhead.recording.interface import NAME, Captured, capture
 from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
-from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test
-from clearhead.recording.tape import DIFFERENTIABLE, GRADIENTS, Asks, Call, Tape, check_asks
+from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
+from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
+from clearhead.recording.tiles import Kernel, Tiles
+from clearhead.recording.visits import Visit, Visits, plain, repeated
 
 #: The model's output → one number per sample, or several (target × sample).
 Value = Callable[[Any], Float[Tensor, "*target batch"]]
-Visit = Callable[[Call], None]
 #: The name of an attention module, and which of its calls → the streams of its queries and of its keys; None for a
 #: call that is left out, because nothing that is explained goes through it.
 Streams = Callable[[str, int], tuple[str, str] | None]
+
+
+class Unbatched(Exception):
+    """An operation of the model cannot be differentiated for several targets at once."""
 
 
 @dataclass
@@ -81,6 +86,11 @@ class Recorder:
         self.expected = expected or partial(expected_calls, getattr(model, "config", None))
         self.lock = lock_of(model)
         self.tested: SelfTest | None = None
+        self.streaming_errors: dict[str, float] = {}
+        #: How many queries a tile of a streaming pass has, and what makes calls without tiles: None for what suits the
+        #: length and the hardware.
+        self.tile_rows: int | None = None
+        self.kernel: Kernel | None = None
 
     def run(
         self,
@@ -92,6 +102,7 @@ class Recorder:
         places: Collection[int] | None = None,
         rows: Rows | None = None,
         vectors: Mapping[str, Tensor] | None = None,
+        tiles: Tiles | None = None,
     ) -> Tape:
         """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
 
@@ -100,7 +111,8 @@ class Recorder:
         `leaves` name the inputs whose vectors get input gradients; `places` limits which calls are handed over, counted
         in the order of the forward pass (and so how far the backward pass goes). `rows` says which row of the model's
         head each of several numbers comes from, where each comes from one alone. `vectors` are what the graph starts
-        from, by leaf, in place of the words that were looked up or the numbers that were given.
+        from, by leaf, in place of the words that were looked up or the numbers that were given. With `tiles` maps are
+        never whole (`streaming.py`): `tiles` is handed those of each call, and `visit` the call without them.
         """
         wanted = check_asks(asks)
         with self.lock:
@@ -112,23 +124,25 @@ class Recorder:
                 starting(self.learned),
             ):
                 with hooks([] if rows is None else [rows.listen()]):
-                    output, calls, starts = self.forward(inputs, wanted, leaves, vectors=vectors)
+                    output, calls, starts = self.forward(inputs, wanted, leaves, vectors=vectors, tiles=tiles)
                 starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
                 number = value(output)
                 chosen = sorted(range(len(calls)) if places is None else places)
-                visits = _Visits(calls, placed(calls, self.streams), chosen, wanted, visit)
+                visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles())
                 started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
                 roots = started if "input_gradient" in wanted else {}
                 if number.dim() == 1:
                     gradients = _backward(number, visits, roots, starts)
+                elif tiles is not None:
+                    gradients = _backward_at_once(number, visits, roots, starts, rows)
                 else:
                     gradients = _backward_together(number, visits, roots, rows)
                 visits.finish()
-        started = {leaf: _repeated(_plain(start), visits.targets) for leaf, start in started.items()}
+        started = {leaf: repeated(plain(start), visits.targets) for leaf, start in started.items()}
         return Tape(
             inputs=started if "inputs" in wanted else None,
             input_gradient=gradients if "input_gradient" in wanted else None,
-            value=_plain(number),
+            value=plain(number),
         )
 
     def record(self, inputs: Mapping[str, Any], value: Value, asks: Iterable[str], **how: Any) -> Tape:
@@ -152,6 +166,19 @@ class Recorder:
                 self.tested = self_test(self.model, forward, inputs, placing, self.expected(), padded)
         return self.tested
 
+    def test_streaming(
+        self, inputs: Mapping[str, Any], leaves: Sequence[str] = ("input_ids",), kernel: Kernel | None = None
+    ) -> float:
+        """The same of streaming passes, once for each kernel: in small tiles, logits must be the real ones."""
+        name = "" if kernel is None else kernel.name
+        with self.lock:
+            tested = self.test(inputs, leaves)
+            if name not in self.streaming_errors:
+                tiles = Tiles(rows=3, kernel=kernel)
+                forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves, tiles=tiles)
+                self.streaming_errors[name] = streaming_test(self.model, forward, inputs, tested)
+        return self.streaming_errors[name]
+
     def forward(
         self,
         inputs: Mapping[str, Any],
@@ -160,6 +187,7 @@ class Recorder:
         implementation: str | None = None,
         silent: bool = False,
         vectors: Mapping[str, Tensor] | None = None,
+        tiles: Tiles | None = None,
     ) -> tuple[Any, list[Captured], dict[str, Tensor]]:
         """The model's output, its attention calls, and the tensors that the graph starts from, by leaf.
 
@@ -178,7 +206,8 @@ class Recorder:
                 if leaf in given and leaf not in looked_up:
                     given[leaf] = starts[leaf] = _as_leaf(others.get(leaf, given[leaf]).to(given[leaf]))
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
-            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent))
+            values = tiles is None or bool(asks & {"values", "output_projection"})
+            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent, tiles, values))
             stack.enter_context(self.scope())
             if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
                 stack.enter_context(Whole())
@@ -215,83 +244,71 @@ def placed(calls: Sequence[Captured], streams: Streams) -> list[Place]:
     return places
 
 
-class _Visits:
-    """Hands calls over from the last to the first, each once everything asked about it has arrived."""
-
-    def __init__(
-        self, calls: list[Captured], places: Sequence[Place], chosen: Sequence[int], asks: Asks, visit: Visit
-    ) -> None:
-        self.calls, self.places, self.asks, self.visit = calls, places, asks, visit
-        self.wanted = [f"{name}_gradient" for name in DIFFERENTIABLE if f"{name}_gradient" in asks]
-        self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
-        self.left = list(chosen)
-        self.targets = 1
-
-    def sources(self) -> list[tuple[int, str, Tensor]]:
-        """The graph nodes whose gradients are waited for."""
-        found: list[tuple[int, str, Tensor]] = []
-        for place in self.left:
-            for ask in self.wanted:
-                node = getattr(self.calls[place], ask.removesuffix("_gradient"))
-                if node is None or not node.requires_grad:
-                    raise Refusal(
-                        f"{ask.replace('_', ' ')} of {self.calls[place].module} cannot be recorded: "
-                        "it is not part of the computation that leads from the input to the target"
-                    )
-                found.append((place, ask, node))
-        return found
-
-    def arrive(self, place: int, ask: str, gradient: Tensor) -> None:
-        self.arrived[place][ask] = gradient
-        while self.left and len(self.arrived[self.left[-1]]) == len(self.wanted):
-            self._hand_over(self.left.pop())
-
-    def finish(self) -> None:
-        """Calls that the target does not depend on get no gradient: theirs is zero."""
-        while self.left:
-            self._hand_over(self.left.pop())
-
-    def _hand_over(self, place: int) -> None:
-        call, where, arrived = self.calls[place], self.places[place], self.arrived.pop(place)
-        kind = call.kind if where.query_stream == where.key_stream else "cross"
-        record = Call(where.layer, call.module, kind, where.query_stream, where.key_stream)
-        for name in DIFFERENTIABLE:
-            node = getattr(call, name)
-            if node is not None and name in self.asks:
-                own = _repeated(_plain(node), self.targets)
-                setattr(record, name, own)
-                if f"{name}_gradient" in self.wanted:
-                    gradient = arrived.get(f"{name}_gradient")
-                    setattr(record, f"{name}_gradient", torch.zeros_like(own) if gradient is None else _plain(gradient))
-        if "values" in self.asks:
-            record.values = _repeated(_plain(call.values_per_head()), self.targets)
-        if "output_projection" in self.asks:
-            record.output_projection = _plain(call.output_projection)
-        self.calls[place] = Captured(call.module, call.attention.new_empty(0))  # the maps are free from here on
-        self.visit(record)
-
-
 def _backward(
-    number: Float[Tensor, "batch"], visits: _Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]
+    number: Float[Tensor, "batch"], visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients with respect to what was asked for, and nothing else: never a weight's."""
+    ends = _ends(number, visits, roots, starts)
+    if not ends:
+        return {}
+    with hooks(_heard(visits)):
+        gradients = torch.autograd.grad(number.sum(), ends, allow_unused=True)
+    pairs = zip(roots.items(), gradients, strict=False)
+    return {name: plain(torch.zeros_like(r) if g is None else g) for (name, r), g in pairs}
+
+
+def _ends(number: Tensor, visits: Visits, roots: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> list[Any]:
+    """What gradients are asked for, so that they reach all that is waited for; nothing where nothing is."""
     sources = visits.sources()
     if not roots and not sources:
-        return {}
+        return []
     _require_gradient(number)
     # A gradient that reaches the first call has passed all the others, so only it (or the input) need be asked for.
     # With several starts it has not: a decoder's first self-attention lies on no way from the encoder.
     lowest = [node for place, _, node in sources if place == min(visits.left)]
     alone = len(starts) == 1
-    ends = [*roots.values(), *([] if roots and alone else lowest if alone else starts.values())]
-    with hooks([node.register_hook(partial(visits.arrive, place, ask)) for place, ask, node in sources]):
-        gradients = torch.autograd.grad(number.sum(), ends, allow_unused=True)
-    pairs = zip(roots.items(), gradients, strict=False)
-    return {name: _plain(torch.zeros_like(r) if g is None else g) for (name, r), g in pairs}
+    return [*roots.values(), *([] if roots and alone else lowest if alone else starts.values())]
+
+
+def _heard(visits: Visits) -> list[torch.utils.hooks.RemovableHandle]:
+    """Hooks by which gradients arrive that nothing else brings."""
+    waited = [source for source in visits.sources() if not visits.comes_by_itself(*source[:2])]
+    return [node.register_hook(partial(visits.hear, place, ask)) for place, ask, node in waited]
+
+
+def _backward_at_once(
+    number: Float[Tensor, "target batch"],
+    visits: Visits,
+    roots: Mapping[str, Tensor],
+    starts: Mapping[str, Tensor],
+    rows: Rows | None,
+) -> dict[str, Tensor]:
+    """All targets in one backward pass of a streaming pass, whose tiles are made once for all of them."""
+    visits.targets = len(number)
+    ends = _ends(number, visits, roots, starts)
+    if not ends:
+        return {}
+    each = None if rows is None else rows.each(number)
+    of = number.sum(1) if each is None or rows is None else rows.heard
+    assert of is not None
+    each = torch.eye(len(number), dtype=number.dtype, device=number.device) if each is None else each
+
+    def gradients(one: Tensor) -> dict[str, Tensor]:
+        # torch.vmap and not is_grads_batched, whose tensors no rule of a function of our own can be given for
+        found = torch.autograd.grad(of, ends, one, allow_unused=True)
+        return {name: gradient for name, gradient in zip(roots, found, strict=False) if gradient is not None}
+
+    with hooks(_heard(visits)):
+        try:
+            found = torch.vmap(gradients)(each)
+        except (RuntimeError, NotImplementedError) as problem:
+            raise Unbatched from problem
+    zeros = {name: torch.zeros_like(root).expand(len(number), *root.shape) for name, root in roots.items()}
+    return {name: plain(found.get(name, zeros[name]).flatten(0, 1)) for name in roots}
 
 
 def _backward_together(
-    number: Float[Tensor, "target batch"], visits: _Visits, roots: Mapping[str, Tensor], rows: Rows | None
+    number: Float[Tensor, "target batch"], visits: Visits, roots: Mapping[str, Tensor], rows: Rows | None
 ) -> dict[str, Tensor]:
     """All targets in one backward pass, with the target as an axis of its own."""
     visits.targets = len(number)
@@ -311,7 +328,7 @@ def _backward_together(
             visits.arrived[place][ask] = gradient.flatten(0, 1)
     pairs = zip(roots.items(), found, strict=False)
     return {
-        name: _plain(_repeated(torch.zeros_like(r), len(number)) if g is None else g.flatten(0, 1))
+        name: plain(repeated(torch.zeros_like(r), len(number)) if g is None else g.flatten(0, 1))
         for (name, r), g in pairs
     }
 
@@ -358,15 +375,3 @@ def _start_at_embeddings(
 
 def _as_leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(torch.is_grad_enabled())
-
-
-def _repeated(tensor: Tensor, count: int) -> Tensor:
-    """The same for each target: target × sample as one axis (without a copy where there is one sample)."""
-    return tensor if count == 1 else tensor.expand(count, *tensor.shape).flatten(0, 1)
-
-
-def _plain(tensor: Tensor | None) -> Any:
-    """Out of the graph, and wide enough to add up in."""
-    if tensor is None:
-        return None
-    return tensor.detach().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()

@@ -16,8 +16,8 @@ from clearhead.recording.mixing import mixes_elsewhere
 from clearhead.recording.own_checks import check_own, is_foreign, tensors_of
 from clearhead.recording.scope import at_rest, hooks
 
-#: How far recorded logits may lie from the untouched model's, relative to the largest logit. In float64, too, many
-#: models' own eager softmax computes in float32 (ViT, CLIP, Llama), and how that rounds depends on the processor.
+#: How far recorded logits may lie from the untouched model's, relative to the largest logit (float64: eager softmaxes
+#: and norms of many models compute in float32 all the same, which rounds differently from machine to machine).
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 #: A recorded forward pass: inputs and implementation → the model's output, its calls, the starts of the graph.
@@ -98,6 +98,19 @@ def self_test(
         vectors = _hands_on_vectors(chosen(inputs, asks=frozenset({"attention", "block_input"}))[1])
     places = tuple(placed(calls))
     return SelfTest(_path(calls), implementation, capture_error, rebuild_error, places, mixes, cuts, vectors)
+
+
+def streaming_test(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tested: SelfTest) -> float:
+    """Compare the logits of a streaming pass with those of the untouched model, with and without padding."""
+    if tested.path != "interface":
+        raise Refusal(
+            f"{type(model).__name__} ignores transformers' attention interface, so its attention cannot be had tile by "
+            "tile: its maps are recorded whole, or not at all"
+        )
+    with at_rest(model), torch.no_grad():
+        when = " tile by tile"
+        gaps = [_check_logits(model, forward, batch, when) for batch in (inputs, _last_hidden(inputs))]
+    return max(gaps)
 
 
 def _hands_on_vectors(calls: Sequence[Captured]) -> bool:

@@ -14,6 +14,7 @@ from clearhead.show.layout import name
 if TYPE_CHECKING:
     from clearhead.probes.viewing import AttentionView
 
+_BLUE = "#3b6fb6"
 #: Weights below this are not drawn in the graph.
 FAINT = 0.02
 
@@ -54,11 +55,19 @@ def maps(view: "AttentionView", chosen: Sequence[tuple[int, int]]) -> Figure:
 
 
 def by_depth(view: "AttentionView") -> Figure:
-    """What the row that is read sees, layer by layer, the deepest on top: raw, rollout and flow."""
-    width = 1.0 + 0.3 * len(view.tokens)
-    figure = Drawing(figsize=(width * len(view.by_depth), 1.6 + 0.26 * len(view.attention)), layout="constrained")
-    every = figure.subplots(1, len(view.by_depth), squeeze=False)[0]
-    for axes, (kind, rows) in zip(every, view.by_depth.items(), strict=True):
+    """What the row that is read sees, layer by layer, the deepest on top: raw, rollout and flow; and, where some were
+    asked about, the probabilities of candidates."""
+    width, count = 1.0 + 0.3 * len(view.tokens), len(view.by_depth)
+    ratios = [width] * count + [0.8 + 0.4 * len(view.candidates)] * bool(view.candidates)
+    figure = Drawing(figsize=(sum(ratios), 1.6 + 0.26 * len(view.attention)), layout="constrained")
+    every = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    if view.candidates:
+        bars = every[-1]
+        bars.bar(range(len(view.candidates)), list(view.candidates.values()), color=_BLUE)
+        bars.set_xticks(range(len(view.candidates)), [name(word) for word in view.candidates], parse_math=False)
+        bars.set_title("probability", fontsize=8, color=_INK)
+        bars.tick_params(labelsize=7)
+    for axes, (kind, rows) in zip(every[:count], view.by_depth.items(), strict=True):
         axes.imshow(rows, cmap="Blues", origin="lower", aspect="auto", vmin=0)
         axes.set_title(f"{kind}, row of {name(view.tokens[view.row])}", fontsize=8, color=_INK, parse_math=False)
         axes.set_ylabel("layer", fontsize=7, color=_SOFT)

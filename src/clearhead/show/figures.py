@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
@@ -33,7 +34,11 @@ _MAP = ListedColormap([hexed(of_level(level)) for level in range(-LEVELS, LEVELS
 
 
 class Drawing(Figure):
-    """A figure that shows itself in a notebook, and that no pyplot keeps alive."""
+    """A figure that shows itself in a notebook, and that no pyplot keeps alive; in vector files, text stays text."""
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "clearhead"}):
+            super().savefig(*args, **options)
 
     def _repr_png_(self) -> bytes:
         buffer = BytesIO()
@@ -47,29 +52,45 @@ class Sheet:
 
     figure: FigureBase | None = None
     size: tuple[float, float] = (0.0, 0.0)
+    given: Axes | None = None
 
     def titled(self, width: float, height: float, explanation: Explanation) -> FigureBase:
+        if self.given is not None:
+            raise InputError("this kind of figure has several axes, and cannot be drawn into one: leave out ax=")
         self.size = (width, height)
         if self.figure is None:
             self.figure = _titled(width, height, explanation)
         return self.figure
 
     def axes(self, width: float, height: float, explanation: Explanation) -> tuple[FigureBase, Axes]:
+        if self.given is not None:
+            return self.given.figure, self.given
         figure = self.titled(max(width, 5.0), height + 0.3, explanation)
         axes = figure.subplots()
         axes.tick_params(labelsize=8, colors=_INK)
         return figure, axes
 
 
-def plot(explanation: AnyExplanation, kind: str | None = None, **options: Any) -> Figure:
-    """A figure of one kind, by default what says most about the units; streams stand side by side."""
+def main_axes(figure: Figure, given: Axes | None = None) -> Axes:
+    """The first axes of a figure, or those that were given; a notebook shows the whole figure for them."""
+    axes = given or figure.axes[0]
+    if given is None and isinstance(figure, Drawing):
+        axes._repr_png_ = figure._repr_png_  # type: ignore[attr-defined]
+    return axes
+
+
+def plot(explanation: AnyExplanation, kind: str | None = None, ax: Axes | None = None, **options: Any) -> Figure:
+    """A figure of one kind, by default what says most about the units; streams stand side by side.
+
+    ax: axes to draw into, in place of a figure of its own
+    """
     if kind is not None and kind not in _KINDS:
         raise unknown("kind of figure", kind, _KINDS)
     parts, _ = wording.streams(explanation)
     drawn: list[tuple[Explanation, Sheet]] = []
     problems = []
     for part in parts:
-        sheet = Sheet()
+        sheet = Sheet(given=ax)
         try:
             _KINDS[kind or default_kind(part)](part, sheet, **options)
             drawn.append((part, sheet))
@@ -79,7 +100,7 @@ def plot(explanation: AnyExplanation, kind: str | None = None, **options: Any) -
         raise problems[0]
     if len(drawn) > 1:
         return _side_by_side(explanation, kind, drawn, options)
-    figure = drawn[0][1].figure
+    figure = drawn[0][1].figure if ax is None else ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     return figure
 

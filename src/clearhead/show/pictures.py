@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
 from clearhead.explanation import Explanation
-from clearhead.show.colours import LEVELS, NO_SCORE, Rgb, colour, every_level, largest, levels, of_level
+from clearhead.show.colours import LEVELS, NO_SCORE, Rgb, colour, every_level, largest, levels
 from clearhead.units import Box
 
 Pixels = UInt8[np.ndarray, "height width 3"]
@@ -107,30 +107,6 @@ def framed(pixels: Pixels, box: Box, rgb: Rgb = (0, 0, 0)) -> Pixels:
     drawn[[top, bottom - 1], left:right] = rgb
     drawn[top:bottom, [left, right - 1]] = rgb
     return drawn
-
-
-def heat_address(explanation: Explanation, height: int, width: int) -> str:
-    """The heat map alone, smooth, to be laid over a picture."""
-    return _indexed(_on_grid(explanation, height, width, largest(explanation)), _glaze())
-
-
-def glaze_address(heat: Float[np.ndarray, "row column"], full: float) -> str:
-    """A heat map of one pixel per patch, to be laid over a picture."""
-    return _indexed(levels(heat, full), _glaze())
-
-
-def patch_address(heat: Float[np.ndarray, "row column"], full: float) -> str:
-    """A heat map of one pixel per patch."""
-    solid = np.array([(*of_level(level), 255) for level in every_level()], dtype=np.uint8)
-    return _indexed(levels(heat, full), solid)
-
-
-def _indexed(steps: Int[np.ndarray, "height width"], table: UInt8[np.ndarray, "level 4"]) -> str:
-    """A PNG that has one colour per level."""
-    height, width = steps.shape
-    image = Image.frombytes("P", (width, height), (steps + LEVELS).astype(np.uint8).tobytes())
-    image.putpalette(table[:, :3].tobytes())
-    return _address(image, "PNG", transparency=table[:, 3].tobytes(), optimize=True)
 
 
 def _glaze() -> UInt8[np.ndarray, "level 4"]:

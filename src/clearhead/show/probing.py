@@ -1,7 +1,7 @@
 """Figures of probes: one for each kind."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from clearhead.probes.results import ProbeResult
 
 _BLUE, _GREY = "#3b6fb6", "#b4b6bd"
+#: Predicted classes, where there are few.
+_CLASSES = (_BLUE, "#d98c3f", "#5b9a68", "#9a6fb0")
 #: Largest weights are put into so many bins from 0 to 1.
 BINS = 4
 #: The largest Jensen–Shannon divergence.
@@ -22,7 +24,7 @@ LARGEST = float(np.log(2))
 
 def plot(result: "ProbeResult") -> Figure:
     """The figure of a probe; what has none of its own gets its table as bars."""
-    figure = Drawing(figsize=(8.0, 4.6), layout="constrained")
+    figure = Drawing(figsize=(9.0, 4.6), layout="constrained")
     figure.suptitle(f"{result.probe} · {result.model} · {_count(result)}", fontsize=10, color=_INK, x=0.01, ha="left")
     _DRAWN.get(result.probe, _bars)(figure, result)
     return figure
@@ -72,23 +74,89 @@ def _permutation(figure: Figure, result: "ProbeResult") -> None:
 
 
 def _adversary(figure: Figure, result: "ProbeResult") -> None:
-    left, right = figure.subplots(1, 2, width_ratios=[1, 1.3])
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 0.9])
     _labelled(left, "JSD of the farthest weights with the same answer", "inputs")
     found, bound = result.column("JSD"), result.column("attainable JSD")
     edges = np.linspace(0, LARGEST, 15).tolist()
     left.hist([found, bound], edges, color=[_BLUE, _GREY], label=["found", "attainable"])
     left.legend(fontsize=7, frameon=False)
+    _labelled(middle, "largest weight, mean over heads", "JSD found")
+    _violins(middle, result.column("largest weight"), found)
+    middle.set_ylim(0, LARGEST)
     line = max(result.lines, key=lambda one: one["JSD"])
     if "tokens" not in line:
         right.axis("off")
         return
-    _labelled(right, "weight, mean over heads: the model's own and the adversary's", "")
-    rows = np.arange(len(line["tokens"]))
-    right.barh(rows - 0.2, line["own weights"], 0.4, color=_GREY, label="own")
-    right.barh(rows + 0.2, line["other weights"], 0.4, color=_BLUE, label=f"adversary, TVD {line['TVD']:.3f}")
-    right.set_yticks(rows, [name(token) for token in line["tokens"]], parse_math=False)
-    right.invert_yaxis()
-    right.legend(fontsize=7, frameon=False)
+    _side_by_side(right, line)
+
+
+def _side_by_side(axes: Axes, line: dict[str, Any]) -> None:
+    """The weights of one input, the model's own and the adversary's, as two columns of one heat map."""
+    pair = np.array([line["own weights"], line["other weights"]]).T
+    axes.imshow(pair, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks([0, 1], ["own", f"adversary\nTVD {line['TVD']:.3f}"], fontsize=7)
+    axes.set_yticks(range(len(pair)), [name(token) for token in line["tokens"]], fontsize=6, parse_math=False)
+    axes.set_title(f"farthest apart, both {line['prediction']}", fontsize=8, color=_INK, parse_math=False)
+
+
+def _correlation(figure: Figure, result: "ProbeResult") -> None:
+    """A histogram for each pair, 30 bins from −1 to 1, in the colours of the predicted classes."""
+    evidence = [one for one in result.lines[0] if one.startswith("τ(last row, ")] + ["τ(gradient, left out)"]
+    every = figure.subplots(1, len(evidence), squeeze=False, sharey=True)[0]
+    classes = list(dict.fromkeys(line["prediction"] for line in result.lines))
+    shown = classes if len(classes) <= len(_CLASSES) else [None]
+    for axes, pair in zip(every, evidence, strict=True):
+        groups = [
+            [o[pair] for o in result.lines if c in (None, o["prediction"]) and np.isfinite(o[pair])] for c in shown
+        ]
+        axes.hist(groups, np.linspace(-1, 1, 31).tolist(), stacked=True, color=_CLASSES[: len(shown)], label=shown)
+        axes.axvline(0, color=_INK, linewidth=0.6)
+        inside = pair[2:-1].removeprefix("last row, ")
+        _labelled(axes, "tau-b", "inputs" if axes is every[0] else "").set_title(inside, fontsize=8, color=_INK)
+    if shown != [None]:
+        every[0].legend(fontsize=7, frameon=False)
+
+
+def _seeds(figure: Figure, result: "ProbeResult") -> None:
+    left, right = figure.subplots(1, 2)
+    _labelled(left, "largest weight, mean over heads", "median JSD of other seeds' attention")
+    _violins(left, result.column("largest weight"), result.column("median JSD"))
+    left.set_ylim(0, LARGEST)
+    _labelled(right, "median TVD of other seeds' answers", "median JSD of their attention")
+    right.scatter(result.column("median TVD"), result.column("median JSD"), s=8, color=_BLUE, alpha=0.6, linewidths=0)
+    right.set_xlim(0, 1)
+    right.set_ylim(0, LARGEST)
+
+
+def _frontier(figure: Figure, result: "ProbeResult") -> None:
+    axes = _axes(figure, "TVD: how far answers lie from the model's", "JSD: how far attention lies from the model's")
+    adversaries = [line for line in result.lines if line["strength"] is not None]
+    axes.plot(
+        [o["TVD"] for o in adversaries], [o["JSD"] for o in adversaries], color=_BLUE, marker="o", label="adversaries"
+    )
+    for line in adversaries:
+        axes.annotate(
+            line["point"],
+            (line["TVD"], line["JSD"]),
+            fontsize=7,
+            color=_SOFT,
+            xytext=(4, 3),
+            textcoords="offset points",
+        )
+    for line in result.lines:
+        if line["strength"] is None:
+            axes.plot(line["TVD"], line["JSD"], marker="s", linestyle="", color=_GREY)
+            axes.annotate(
+                line["point"],
+                (line["TVD"], line["JSD"]),
+                fontsize=7,
+                color=_INK,
+                xytext=(4, -8),
+                textcoords="offset points",
+            )
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, LARGEST)
+    axes.legend(fontsize=7, frameon=False)
 
 
 def _heads(figure: Figure, result: "ProbeResult") -> None:
@@ -128,7 +196,10 @@ def _bars(figure: Figure, result: "ProbeResult") -> None:
 
 
 _DRAWN: dict[str, Callable[[Figure, "ProbeResult"], None]] = {
+    "correlation": _correlation,
     "permutation": _permutation,
+    "seeds": _seeds,
+    "frontier": _frontier,
     "adversary": _adversary,
     "heads": _heads,
     "skips": _skips,

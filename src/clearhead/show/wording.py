@@ -104,11 +104,6 @@ def boxes(explanation: AnyExplanation) -> dict[int, tuple[str, Box]]:
     }
 
 
-def hover(explanation: Explanation, place: int) -> str:
-    """What is said about a unit under the pointer: its name and its raw score."""
-    return f"{unit_label(explanation, place)}: {number(float(explanation.scores[place]), 6)}"
-
-
 def strongest(explanation: Explanation, count: int) -> list[int]:
     """The units with the largest |score|, special ones left out if there are others; the highest score first."""
     kept = explanation.units.drop_special()

@@ -124,8 +124,9 @@ class Decoder(Answering, TextSubject):
 
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Answered:
         if "input_ids" in inputs:
-            marks = [one in self._marks() for one in inputs["input_ids"].tolist()]
-            units = replace(units, special=tuple(a or b for a, b in zip(units.special, marks, strict=True)))
+            marks = self._marks()  # once: there may be a hundred thousand tokens
+            pairs = zip(units.special, inputs["input_ids"].tolist(), strict=True)
+            units = replace(units, special=tuple(special or one in marks for special, one in pairs))
         return Answered(inputs, {self.stream: Axis.of(units)}, dropped=dropped, first=len(units) - 1)
 
     def _marks(self) -> set[int | None]:
@@ -169,7 +170,8 @@ class Decoder(Answering, TextSubject):
                 f"({self.words.positions}): shorten one"
             )
         inputs = {"input_ids": torch.cat([sample.inputs["input_ids"], ids.to(sample.inputs["input_ids"])])}
-        units = followed(sample.units, said_units(self.words, answer, [one in self._marks() for one in answer]))
+        marks = self._marks()
+        units = followed(sample.units, said_units(self.words, answer, [one in marks for one in answer]))
         return replace(sample, inputs=inputs, axes={self.stream: Axis.of(units)}, answer=tuple(answer))
 
     def say(self, sample: Answered, count: int) -> Sequence[int]:

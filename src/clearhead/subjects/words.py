@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -104,9 +105,9 @@ class Words:
         limits = [getattr(self.tokenizer, "model_max_length", None), self.positions]
         return min(int(limit) for limit in limits if limit)
 
-    @property
+    @cached_property
     def positions(self) -> int:
-        """The size of the model's table of positions."""
+        """The size of the model's table of positions (looked up once: it is asked for with every input)."""
         size = getattr(self.config, "max_position_embeddings", None)
         if not isinstance(size, int) or size <= 0:
             return 10**9

@@ -85,16 +85,20 @@ def train(
     checkpoint: Path | None = None,
     checkpoint_seconds: float = 60.0,
     name: str = "train",
+    stored: torch.dtype | None = torch.float16,
+    progress: Callable[[Clock], None] | None = None,
 ) -> None:
     """Minimise `loss_of()` until the clock runs out. With a checkpoint path, a run that was cut goes on where it was.
 
-    Only the averaged weights are stored, not the optimisers' state: small enough to travel between machines.
+    Only the averaged weights are stored (as `stored`), not the optimisers' state: small enough to travel between
+    machines. `progress` is told of every step, and then nothing is printed.
     """
+    say = _print if progress is None else _nothing
     if checkpoint is not None and checkpoint.exists():
         tensors, facts = load_checkpoint(checkpoint)
         average.load(tensors)
         clock.step, clock.spent = facts["step"], facts["spent"]
-        print(f"{name}: going on from step {clock.step}", flush=True)
+        say(f"{name}: going on from step {clock.step}")
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     stored_at = clock.spent
     while clock.fraction < 1.0:
@@ -113,12 +117,20 @@ def train(
         clock.tick()
         if clock.step % report_every == 0:
             # .item() waits for the device: without it the clock would run ahead of the work
-            print(
-                f"{name}: step {clock.step} {clock.spent:.0f} s {clock.fraction:.0%} loss {loss.item():.4f}", flush=True
-            )
+            say(f"{name}: step {clock.step} {clock.spent:.0f} s {clock.fraction:.0%} loss {loss.item():.4f}")
+        if progress is not None:
+            progress(clock)
         if checkpoint is not None and clock.spent - stored_at > checkpoint_seconds:
-            save_checkpoint(checkpoint, average.tensors, {"step": clock.step, "spent": clock.spent}, torch.float16)
+            save_checkpoint(checkpoint, average.tensors, {"step": clock.step, "spent": clock.spent}, stored)
             stored_at = clock.spent
-    print(f"{name}: {clock.step} steps in {clock.spent:.0f} s", flush=True)
+    say(f"{name}: {clock.step} steps in {clock.spent:.0f} s")
     if checkpoint is not None:
-        save_checkpoint(checkpoint, average.tensors, {"step": clock.step, "spent": clock.spent}, torch.float16)
+        save_checkpoint(checkpoint, average.tensors, {"step": clock.step, "spent": clock.spent}, stored)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _nothing(line: str) -> None:
+    pass

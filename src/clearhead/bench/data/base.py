@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
+    from clearhead.bench.captions import Captions
     from clearhead.bench.data.evidence import Piece
 
 #: An index into the data set's labels, or answers with their scores (VQA); None where the label is not given away.
@@ -31,6 +32,8 @@ class Example:
     streams: tuple[str, ...] = ()
     target: Any = None
     answer: str | None = None
+    #: The captions among which a dual encoder chooses; the one that is explained is in the input already.
+    among: "Captions | None" = None
 
 
 def _alone(split: str) -> "DataSet":

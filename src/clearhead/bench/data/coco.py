@@ -17,7 +17,7 @@ from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Mask
 from clearhead.bench.data.pictures import open_rgb
 from clearhead.bench.data.reading import Reader, choose, missing, register
-from clearhead.errors import InputError
+from clearhead.errors import InputError, unknown
 
 _GET = "https://cocodataset.org/#download: annotations_trainval2017.zip and val2017.zip, both unpacked into one folder"
 
@@ -29,16 +29,22 @@ _GET = "https://cocodataset.org/#download: annotations_trainval2017.zip and val2
     folders=("coco", "COCO", "mscoco"),
     marks=("annotations/instances_*.json", "instances_*.json"),
 )
-def coco(reader: Reader, folder: Path, split: str | None) -> DataSet:
-    """One example for each picture and each kind of object in it; every object of that kind is enough by itself."""
+def coco(reader: Reader, folder: Path, split: str | None, each: str = "kind") -> DataSet:
+    """One example for each picture and each kind of object in it; every object of that kind is enough by itself.
+
+    With `each` "picture", one for each picture with all its objects, for masks of all detections.
+    """
+    if each not in ("kind", "picture"):
+        raise unknown("each", each, ("kind", "picture"))
     files = sorted([*folder.glob("annotations/instances_*.json"), *folder.glob("instances_*.json")])
     there = {path.stem.removeprefix("instances_"): path for path in files}
     split = choose(reader.name, split, sorted(there, key=lambda name: (not name.startswith("val"), name)))
     pictures = picture_folder(reader, folder, split)
     categories = _kinds(there[split])
-    rows = partial(_rows, there[split], tuple(index for index, _ in categories))
+    rows = partial(_rows if each == "kind" else _whole, there[split], tuple(index for index, _ in categories))
     labels = tuple(name for _, name in categories)
-    return DataSet(reader.name, split, reader.licence, labels, rows, partial(_example, pictures), tuple(there))
+    make = partial(_example if each == "kind" else _scene, pictures)
+    return DataSet(reader.name, split, reader.licence, labels, rows, make, tuple(there))
 
 
 def picture_folder(reader: Reader, folder: Path, split: str) -> Path:
@@ -85,13 +91,41 @@ def _rows(path: Path, categories: Sequence[int]) -> list[Row]:
     return rows
 
 
-def _example(folder: Path, row: Row) -> Example:
-    about, label, objects = row
+Scene = tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]
+
+
+def _whole(path: Path, categories: Sequence[int]) -> list[Scene]:
+    """Every picture that shows something, with the kind of each of its objects."""
+    content = _read(path)
+    _read.cache_clear()
+    pictures = {picture["id"]: picture for picture in content["images"]}
+    index = {category: label for label, category in enumerate(categories)}
+    objects: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    for one in sorted(content["annotations"], key=lambda a: a["id"]):
+        objects.setdefault(one["image_id"], []).append((index[one["category_id"]], one))
+    return [(pictures[picture], objects[picture]) for picture in sorted(objects)]
+
+
+def _scene(folder: Path, row: Scene) -> Example:
+    about, objects = row
+    picture, (high, wide) = _opened(folder, about)
+    outlined = [(outline_mask(one["segmentation"], high, wide), label, one) for label, one in objects]
+    masks = tuple((Mask(m, label=label, crowd=bool(one.get("iscrowd"))),) for m, label, one in outlined if m.any())
+    return Example(str(about["id"]), picture, None, masks or None)
+
+
+def _opened(folder: Path, about: Mapping[str, Any]) -> tuple[Any, tuple[int, int]]:
     high, wide = about["height"], about["width"]
     picture = open_rgb(folder / about["file_name"])
     if picture.size != (wide, high):
         size = f"{picture.size[0]} × {picture.size[1]}"
         raise InputError(f"{about['file_name']} is {size}, but the annotations say {wide} × {high}: other pictures?")
+    return picture, (high, wide)
+
+
+def _example(folder: Path, row: Row) -> Example:
+    about, label, objects = row
+    picture, (high, wide) = _opened(folder, about)
     crowds = [outline_mask(one["segmentation"], high, wide) for one in objects if one.get("iscrowd")]
     ignored = np.logical_or.reduce(crowds) if crowds else None
     masks = [outline_mask(one["segmentation"], high, wide) for one in objects if not one.get("iscrowd")]

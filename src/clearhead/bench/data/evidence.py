@@ -51,10 +51,15 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Pixels of a picture. Those `ignored` (an unclear border) are counted neither in nor out."""
+    """Pixels of a picture. Those `ignored` (an unclear border) are counted neither in nor out.
+
+    Where a picture shows objects of several classes, each mask has its `label`; a `crowd` of them is one mask.
+    """
 
     inside: Bool[np.ndarray, "height width"]
     ignored: Bool[np.ndarray, "height width"] | None = None
+    label: int | None = None
+    crowd: bool = False
 
     def __post_init__(self) -> None:
         for part in (self.inside, self.ignored):

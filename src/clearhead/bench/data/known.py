@@ -36,8 +36,8 @@ def known(
     reader: Reader, folder: Path | None, split: str | None, task: str = "logic", count: int = 200, seed: int = 0
 ) -> DataSet:
     """`count` examples of the held-out stream of a task. Only examples that have evidence in the input."""
-    if task not in TASKS:
-        raise unknown("task", task, TASKS)
+    if task not in _MAKERS:
+        raise unknown("task", task, tuple(_MAKERS))
     if split not in (None, "held-out"):
         raise InputError(f"split={split!r}: only the held-out stream of {task} is for measuring")
     rows, example, labels = _MAKERS[task]
@@ -124,6 +124,13 @@ def _shapes_detr(one: Any) -> Example:
     return Example(one.id, one.image, label, ((Mask(one.masks[0]),),), streams=("image",), target=shape)
 
 
+def _shapes_scenes(one: Any) -> Example:
+    """Every object of a scene, each with its shape, for masks of all detections."""
+    shapes = [_task("shapes").SHAPES.index(name.split()[-1]) for name in one.names]
+    masks = tuple((Mask(mask, label=shape),) for mask, shape in zip(one.masks, shapes, strict=True))
+    return Example(one.id, one.image, None, masks, streams=("image",))
+
+
 def _hans_rows(count: int, seed: int) -> Sequence[Any]:
     return _task("hans").examples(count, seed)
 
@@ -142,5 +149,6 @@ _MAKERS: dict[str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example],
     "shapes-vqa": (partial(_shapes_rows, 64), _shapes_vqa, lambda: _task("shapes").ANSWERS),
     "shapes-vilt": (partial(_shapes_rows, 64), _shapes_vilt, lambda: _task("shapes").ANSWERS),
     "shapes-detr": (partial(_shapes_rows, 96), _shapes_detr, lambda: _task("shapes").SHAPES),
+    "shapes-scenes": (partial(_shapes_rows, 96), _shapes_scenes, lambda: _task("shapes").SHAPES),
     "pets-hans": (_hans_rows, _hans, lambda: _task("hans").LABELS),
 }

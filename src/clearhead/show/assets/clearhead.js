@@ -1,60 +1,61 @@
-// The opacity of a heat map follows its slider; a step that is pointed at is shown alone, one that is chosen stays;
-// what is folded away is opened for printing.
-(() => {
-  if (window.clearheadShow) return;
-  window.clearheadShow = true;
-  document.addEventListener("input", (event) => {
-    if (event.target.matches(".clearhead .ch-opacity")) {
-      event.target.closest("figure").style.setProperty("--o", event.target.value / 100);
-    }
-  });
+// The one renderer: a document in, a view drawn. Notebooks, single files, reports and the page all come through here.
+import { h, folded } from "./dom.js";
+import { redraw } from "./colour.js";
+import { input } from "./card.js";
+import { attention } from "./attention.js";
+import { aggregate, curves, intervals, probe, ranking, table } from "./figures.js";
 
-  const LEVEL = /\bch(-?\d+|n)\b/;
-  // A unit takes the colour and the words of its cell in the table; without a cell, its own again.
-  const dress = (unit, cell) => {
-    unit.dataset.level ??= unit.className.match(LEVEL)[0];
-    unit.dataset.said ??= unit.title;
-    unit.className = unit.className.replace(LEVEL, cell ? cell.className.match(LEVEL)[0] : unit.dataset.level);
-    unit.title = cell ? cell.title : unit.dataset.said;
-  };
-  const show = (card, step) => {
-    card.classList.toggle("ch-stepped", step !== undefined);
-    for (const part of card.querySelectorAll("[data-step]")) part.classList.toggle("ch-on", part.dataset.step === step);
-    for (const stream of card.querySelectorAll(".ch-stream")) {
-      const row = stream.querySelector("tr.ch-on"), map = stream.querySelector("figure.ch-on img");
-      const units = stream.querySelectorAll(".ch-u, .ch-region"), heat = stream.querySelector(".ch-views .ch-heat");
-      const cells = row && row.cells.length === units.length + 1 ? [...row.cells].slice(1) : [];
-      units.forEach((unit, place) => dress(unit, cells[place]));
-      if (heat) {
-        heat.dataset.all ??= heat.src;
-        heat.src = map ? map.src : heat.dataset.all;
-      }
-    }
-  };
-  const stepAt = (event) => event.target.closest?.(".clearhead .ch-card [data-step]:not(.ch-box)");
-  document.addEventListener("pointerover", (event) => {
-    const step = stepAt(event);
-    if (step) show(step.closest(".ch-card"), step.dataset.step);
-  });
-  document.addEventListener("pointerout", (event) => {
-    const card = stepAt(event)?.closest(".ch-card");
-    if (card) show(card, card.dataset.kept);
-  });
-  document.addEventListener("click", (event) => {
-    const step = stepAt(event), card = step?.closest(".ch-card");
-    if (!card) return;
-    if (card.dataset.kept === step.dataset.step) delete card.dataset.kept;
-    else card.dataset.kept = step.dataset.step;
-    for (const chip of card.querySelectorAll(".ch-chip")) {
-      chip.setAttribute("aria-pressed", chip.dataset.step === card.dataset.kept);
-    }
-    show(card, card.dataset.kept);
-  });
+const VERSION = 1;
 
-  let opened = [];
-  window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll(".clearhead details:not([open])")];
-    opened.forEach((part) => { part.open = true; });
-  });
-  window.addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
-})();
+const page = ({ eyebrow, title, foot, parts }, options) => h("div", null,
+  h("p", { class: "ch-eyebrow" }, eyebrow),
+  h("h1", null, title),
+  parts.map((part) => view(part, { ...options, head: parts.length > 1 || part.heading !== title })),
+  foot && h("p", { class: "ch-foot" }, foot));
+
+// Parts under one heading; what few will look for is folded away.
+const section = ({ heading, note, parts, more }, options) => h("section", { class: "ch-input" },
+  options.head !== false && h("h2", null, heading),
+  note && h("p", { class: "ch-note" }, note),
+  parts.map((part) => view(part, {})),
+  more.length > 0 && h("div", { class: "ch-panel" }, more.map((part) => folded(part.title, () => (FIGURES[part.view] ?? VIEWS[part.view])(part, { head: false })))));
+
+const FIGURES = { curves, intervals, table, ranking };
+const panel = ({ title, parts }) => h("div", { class: "ch-panel" }, h("h3", null, title), h("div", { class: "ch-plots" }, parts.map((part) => FIGURES[part.view](part))));
+const alone = (make) => (document_) => h("div", { class: "ch-panel" }, make !== curves && document_.title && h("h3", null, document_.title), make(document_));
+const VIEWS = { page, section, panel, input, attention, aggregate, probe,
+  ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
+
+const view = (document_, options) => {
+  if (document_.version > VERSION) return h("p", { class: "ch-warn" }, "This was made by a newer clearhead than the one that draws it.");
+  const make = VIEWS[document_.view];
+  return make ? make(document_, options) : h("p", { class: "ch-warn" }, `There is no view “${document_.view}”.`);
+};
+
+// Draws a document into an element, in place of what was there. options: tile, onLabel, head; see renderer notes.
+export const draw = (element, document_, options = {}) => {
+  if (!element.closest(".clearhead")) element.classList.add("clearhead");
+  element.replaceChildren(view(document_, options));
+};
+
+// What is folded away is opened for printing.
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll(".clearhead details:not([open])")];
+  for (const part of opened) { part.fill?.(); part.open = true; }
+  redraw();
+});
+addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
+
+// Draws every document that stands in the page as data, in place of its plain form.
+export const start = () => {
+  for (const data of document.querySelectorAll("script.ch-data")) {
+    const home = data.parentElement;
+    if (home.dataset.drawn) continue;
+    home.dataset.drawn = "yes";
+    home.querySelector(".ch-plain")?.remove();
+    const place = h("div");
+    home.append(place);
+    draw(place, JSON.parse(data.textContent));
+  }
+};

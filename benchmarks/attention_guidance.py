@@ -1,0 +1,165 @@
+"""Attention guidance on `zoo:code` → clones: does it move attention to a class, and what does the task pay for it?
+
+    PYTHONPATH=packages/zoo/train python benchmarks/attention_guidance.py --data carry/code --prepare
+    PYTHONPATH=packages/zoo/train python benchmarks/attention_guidance.py --data carry/code --out guidance.json
+
+--prepare reads the Java and C# pairs that code_data.py wrote and stores, beside them, the class of every token
+(tree-sitter, by characters): training needs neither tree-sitter nor the texts. Then the same fine-tuning, seed by seed,
+with and without guidance of two heads of six in every layer to separators, in both functions of a pair. Reported:
+accuracy on held-out pairs, and the share of attention on the class by guided and other heads, before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from code_clone import FAMILIES, Pairs, config_of, joined
+from code_data import PAD, Clones, Functions, arrays_of, read_clones, store
+from code_model import Rows
+from torch.nn import functional as F
+from transformers import RobertaConfig, RobertaForSequenceClassification
+
+from clearhead.training import Clock, load_checkpoint, ramp
+from clearhead.training.guidance import Guide, guidance_loss, mass_on, strength
+
+CLASS = "separator"
+HEADS = (0, 1)
+STRENGTHS = (0.0, 0.3)
+#: So many pairs of functions are read: enough for a comparison, few enough to parse in a minute.
+MOST = {"train": 3_000, "valid": 476}
+
+
+def main() -> None:
+    options = parse_options()
+    if options.prepare:
+        for split in MOST:
+            prepare(options.data, split)
+        return
+    device = torch.device(options.device)
+    rows = []
+    for seed in range(options.seeds):
+        for weight in STRENGTHS:
+            rows.append({"seed": seed, "strength": weight, **fine_tuned(options, weight, seed, device)})
+            print(json.dumps(rows[-1]), flush=True)
+            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder that code_data.py wrote")
+    parser.add_argument("--base", type=Path, default=Path("packages/zoo/src/clearhead_zoo/models/code"))
+    parser.add_argument("--out", type=Path, default=Path("guidance.json"), help="where the figures go")
+    parser.add_argument("--prepare", action="store_true", help="parse, store the classes, and stop")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--count", type=int, default=1000, help="held-out pairs")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+def prepare(folder: Path, split: str) -> None:
+    """The first so many functions in Java and C#, and which of their tokens are of the class."""
+    from tokenizers import Tokenizer
+
+    from clearhead.bias.syntax import parse
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    clones = read_clones(folder, split)
+    pairs = int((clones.forms[:, 2] < 0).sum())
+    kept = min(MOST[split], pairs)
+    rows, member = [], []
+    for place in range(kept):
+        for form, language in zip(clones.forms[place, :2], ("java", "csharp"), strict=True):
+            text = tokenizer.decode(clones.functions[form].tolist(), skip_special_tokens=False)
+            found = tokenizer.encode(text, add_special_tokens=False)
+            lexemes = [one for one in parse(text, language).lexemes if one.kind == CLASS]
+            inside = {at for one in lexemes for at in range(one.start, one.stop)}
+            rows.append(found.ids)
+            member += [any(at in inside for at in range(*span)) for span in found.offsets]
+    forms = np.full((kept, 3), -1, np.int32)
+    forms[:, :2] = np.arange(2 * kept).reshape(kept, 2)
+    near = np.where(clones.near[:kept] < kept, clones.near[:kept], -1)
+    functions = Functions.of(rows)
+    store(guided(folder, split), functions, forms=forms, near=near, member=np.array(member, dtype=bool))
+    print(f"{split}: {kept} functions, {np.mean(member):.3f} of the tokens are of the class {CLASS}", flush=True)
+
+
+def guided(folder: Path, split: str) -> Path:
+    return folder / f"{split}-guided.npz.xz"
+
+
+class Lessons:
+    """Pairs with the class of each of their tokens."""
+
+    def __init__(self, folder: Path, split: str, device: torch.device) -> None:
+        arrays = arrays_of(guided(folder, split))
+        functions = Functions(arrays["ids"], arrays["ends"])
+        self.pairs = Pairs(Clones(functions, arrays["forms"], arrays["near"]), device)
+        # the same indexing gives ids and membership; special tokens are below the first real id and of no class
+        self.member = Rows([Functions(arrays["member"].astype(np.uint16) + PAD + 100, arrays["ends"])], device)
+        self.device = device
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
+        chosen, same = self.pairs.draw(rng, count, FAMILIES[0])
+        one, other = (torch.from_numpy(chosen[:, side]).to(self.device) for side in range(2))
+        inside = joined(self.member, one, other) == PAD + 101
+        return self.pairs.batch(chosen), inside, torch.from_numpy(same).long().to(self.device)
+
+
+def fine_tuned(options: argparse.Namespace, weight: float, seed: int, device: torch.device) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = RobertaForSequenceClassification(RobertaConfig(**config_of(options.base)))
+    model.set_attn_implementation("eager")  # fused kernels give no attention to guide
+    model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0], strict=False)
+    model = model.to(device)
+    lessons, held_out = (Lessons(options.data, split, device) for split in MOST)
+    before = looked(model, held_out, options.count)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    clock, rng = Clock(steps=options.steps), np.random.default_rng(seed)
+    guides = [Guide("class", HEADS)]
+    model.train()
+    while clock.fraction < 1:
+        ids, inside, same = lessons.draw(rng, options.batch)
+        optimiser.param_groups[0]["lr"] = 5e-4 * ramp(clock.fraction)
+        out = model(ids, attention_mask=(ids != PAD).long(), output_attentions=True)
+        loss = F.cross_entropy(out.logits, same)
+        if weight:
+            attention = dict(enumerate(out.attentions))
+            loss = loss + strength(clock.fraction, weight) * guidance_loss(attention, guides, ids != PAD, inside)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        clock.tick()
+    after = looked(model, held_out, options.count)
+    return {"before": before, "after": after}
+
+
+@torch.no_grad()
+def looked(model: Any, lessons: Lessons, count: int) -> dict[str, float]:
+    """Accuracy, and the mean share of attention on the class by guided heads and by the others."""
+    model.eval()
+    rng, right, parts, seen = np.random.default_rng(12345), 0, [], 0
+    while seen < count:
+        ids, inside, same = lessons.draw(rng, min(100, count - seen))
+        out = model(ids, attention_mask=(ids != PAD).long(), output_attentions=True)
+        right += int((out.logits.argmax(-1) == same).sum())
+        parts.append(torch.stack([mass_on(one, inside, ids != PAD) for one in out.attentions]).cpu())
+        seen += len(ids)
+    mass = torch.stack(parts).mean((0, 1))
+    others = [head for head in range(len(mass)) if head not in HEADS]
+    return {
+        "accuracy": right / seen,
+        "share on the class, guided heads": float(mass[list(HEADS)].mean()),
+        "share on the class, other heads": float(mass[others].mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()

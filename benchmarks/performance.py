@@ -1,0 +1,300 @@
+"""What an explanation costs: clearhead, the limit, the published way and other libraries, side by side in one process.
+
+    python benchmarks/performance.py [--device cuda] [--parts short throughput length exact] [--json FILE]
+
+The limit is a plain forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the embeddings,
+with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are medians of
+pairs. Memory is the peak beyond what the model itself takes. Models have random weights in the shape of known ones.
+`python benchmarks/performance_page.py FILE …` makes docs/performance.md of such files.
+
+    short       BERT-base at 128 and 512 tokens: generic, and all attention and gradient methods together
+    throughput  BERT-base, a whole batch against the published way, which takes one example after another
+    length      a decoder in the shape of Llama-3.2-1B on a GPU (a small one on a CPU), up to 131,072 tokens
+    exact       scores in the model's own precision against float64, whole maps against streaming
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import transformers
+from performance_ways import OTHERS, installed, plain, reference
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+import clearhead
+
+EVERYTHING = ["attention", "rollout", "attention-gradcam", "generic", "grad-sam", "cat", "attcat"]
+EVERYTHING += ["saliency", "input-x-gradient"]
+#: From this length on layers are recomputed one at a time, in clearhead and in the plain pass.
+ONE_AT_A_TIME = 16_384
+Run = Callable[[], Any]
+
+
+class Bench:
+    """Measures ways in turn and keeps the rows."""
+
+    def __init__(self, device: str, path: Path | None, repeats: int, deadline: float, lengths: list[int]) -> None:
+        self.device, self.path, self.repeats, self.deadline, self.lengths = device, path, repeats, deadline, lengths
+        self.rows: list[dict[str, Any]] = []
+
+    def compare(
+        self,
+        part: str,
+        about: dict[str, Any],
+        runs: dict[str, Run],
+        bars: dict[str, float],
+        per: int = 1,
+        long: bool = False,
+    ) -> None:
+        """One row a way. The first is what the others are divided by; `bars` are the ratios that are asked for.
+
+        `per`: seconds are divided by it. `long` runs are not warmed up, and timed once or twice.
+        """
+        if time.time() > self.deadline:
+            print(f"no time left for {part} {about}", flush=True)
+            return
+        peaks, failed, kernels, first = {}, {}, {}, {}
+        for name, run in runs.items():
+            try:
+                if not long and name not in OTHERS:
+                    run()  # compiles, tests itself, fills caches
+                start = time.perf_counter()
+                peaks[name], made = self.peak(run)
+                first[name] = time.perf_counter() - start
+                kernels[name] = getattr(made, "certificate", {}).get("kernel")
+            except Exception as problem:  # out of memory, or whatever another library raises: part of the result
+                failed[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
+                self.cleaned()
+        alive = {name: run for name, run in runs.items() if name not in failed}
+        seconds: dict[str, list[float]] = {name: [] for name in alive}
+        for _ in range(min(self.repeats, 2) if long else self.repeats):
+            if time.time() > self.deadline and all(seconds.values()):
+                break
+            for name, run in alive.items():
+                seconds[name].append(first[name] if name in OTHERS else self.timed(run))  # others take long: once
+        base = next(iter(runs))
+        for name in runs:
+            row: dict[str, Any] = {"part": part, **about, "device": self.device, "way": name}
+            if name in failed:
+                row["failed"] = failed[name]
+            else:
+                ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)] if base in seconds else []
+                row |= {"seconds": statistics.median(seconds[name]) / per, "GiB": peaks[name]}
+                row |= {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}
+                row |= {"memory ratio": peaks[name] / peaks[base]} if base in peaks and peaks[base] > 0.01 else {}
+            if kernels.get(name):
+                row["kernel"] = kernels[name]
+            if name in bars:
+                row["bar"] = bars[name]
+            self.add(row)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+        if self.path is not None:  # what is measured is kept, whatever comes after it
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"machine": machine(self.device), "rows": self.rows}, indent=1) + "\n")
+
+    def cleaned(self) -> None:
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def timed(self, run: Run) -> float:
+        gc.collect()
+        start = time.perf_counter()
+        run()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def peak(self, run: Run) -> tuple[float, Any]:
+        """GiB at the peak of one run, over what was there before it, and what it made."""
+        self.cleaned()
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made = run()
+            return (torch.cuda.max_memory_allocated() - before) / 2**30, made
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (Linux)
+        before = status("VmRSS")
+        made = run()
+        return status("VmHWM") - before, made
+
+
+def status(name: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 2**20
+
+
+def machine(device: str) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "clearhead": clearhead.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    if device == "cuda":
+        import triton
+
+        about |= {"triton": triton.__version__, "cuda": torch.version.cuda}
+    return about
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def bert(device: str, layers: int = 12) -> Any:
+    torch.manual_seed(0)
+    config = BertConfig(attn_implementation="sdpa", num_hidden_layers=layers)
+    return BertForSequenceClassification(config).eval().requires_grad_(False).to(device)
+
+
+def decoder(device: str, tiny: bool = False) -> Any:
+    """In the shape of Llama-3.2-1B on a GPU; on a CPU with four narrow layers."""
+    torch.manual_seed(0)
+    large = device == "cuda" and not tiny
+    shape: dict[str, int] = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32_000}
+    if not large:
+        shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
+        shape |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}
+    config = LlamaConfig(**shape, max_position_embeddings=131_072, attn_implementation="sdpa", pad_token_id=0)
+    dtype = torch.bfloat16 if large else torch.float32
+    with torch.device(device):
+        return LlamaForCausalLM._from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def some_ids(model: Any, batch: int, tokens: int) -> Tensor:
+    torch.manual_seed(tokens)
+    return torch.randint(5, model.config.vocab_size, (batch, tokens), device=model.device)
+
+
+def explained(ex: Any, ids: Tensor, method: Any = "generic", **how: Any) -> Any:
+    return ex.explain({"input_ids": ids}, method, batch_size=len(ids), **how)
+
+
+def short(bench: Bench, quick: bool) -> None:
+    model = bert(bench.device, 2 if quick else 12)
+    ex = clearhead.load(model)
+    for tokens, batch in ((128, 1), (128, 8), (512, 1), (512, 8)):
+        ids = some_ids(model, batch, tokens)
+        runs: dict[str, Run] = {
+            "plain": partial(plain, model, ids),
+            "clearhead generic": partial(explained, ex, ids),
+            f"clearhead, all {len(EVERYTHING)} methods": partial(explained, ex, ids, EVERYTHING),
+        }
+        bars = {}
+        if tokens == 512 and bench.device == "cpu":
+            bars = dict(zip(list(runs)[1:], (1.1 if batch == 1 else 1.15, 1.4), strict=True))
+        if batch == 1 and not quick:
+            runs |= {
+                name: partial(way, model, ids)
+                for name, (package, limit, way) in OTHERS.items()
+                if installed(package) and tokens <= limit
+            }
+        bench.compare("short", {"model": "BERT-base", "tokens": tokens, "batch": batch}, runs, bars)
+
+
+def throughput(bench: Bench, quick: bool) -> None:
+    model = bert(bench.device, 2 if quick else 12)
+    ex = clearhead.load(model)
+    batch, bar = (16, 1 / 1.8) if bench.device == "cpu" else (64, 1 / 5)
+    for tokens in (128,) if bench.device == "cpu" else (128, 512):
+        ids = some_ids(model, batch, tokens)
+        runs: dict[str, Run] = {
+            "reference": partial(reference, model, ids),
+            "plain": partial(plain, model, ids),
+            "clearhead generic": partial(explained, ex, ids),
+        }
+        about = {"model": "BERT-base", "tokens": tokens, "batch": batch}
+        bench.compare("throughput", about, runs, {"clearhead generic": bar}, per=batch)
+
+
+def length(bench: Bench, quick: bool) -> None:
+    model = decoder(bench.device, quick)
+    ex = clearhead.load(model)
+    explained(ex, some_ids(model, 1, 16))  # the recorder tests itself, on a short input
+    large = bench.device == "cuda"
+    for tokens in bench.lengths or ((131_072, 32_768, 8192, 2048, 512, 128) if large else (128, 512, 2048, 4096)):
+        ids = some_ids(model, 1, tokens)
+        one_at_a_time = tokens >= ONE_AT_A_TIME
+        runs: dict[str, Run] = {"plain": partial(plain, model, ids, one_at_a_time)}
+        runs["clearhead generic"] = partial(explained, ex, ids)
+        if tokens <= (8192 if large else 2048):
+            runs["reference"] = partial(reference, model, ids)
+        runs |= {
+            name: partial(way, model, ids)
+            for name, (package, limit, way) in OTHERS.items()
+            if installed(package) and tokens <= min(limit, 2048)
+        }
+        bars = {"clearhead generic": 1.35} if tokens == 131_072 else {}
+        name = "Llama-3.2-1B" if large and not quick else "small Llama"
+        about = {"model": name, "tokens": tokens, "batch": 1}
+        bench.compare("length", about, runs, bars, long=tokens > 30_000)
+
+
+def exact(bench: Bench, quick: bool) -> None:
+    """Against float64 with the same weights. The word explained is fixed: rounding may make another the likeliest."""
+    for dtype in (torch.float32, torch.bfloat16) if bench.device == "cuda" else (torch.float32,):
+        model = decoder(bench.device, tiny=True).to(dtype)
+        ids = some_ids(model, 1, 512 if quick else 1024)
+        found = {
+            kernel: explained(clearhead.load(model), ids, kernel=kernel, target=7)
+            for kernel in ("materialised", "streaming")
+        }
+        truth = torch.tensor(explained(clearhead.load(model.double()), ids, kernel="materialised", target=7).scores)
+        for kernel, e in found.items():
+            error = float((torch.tensor(e.scores) - truth).norm() / truth.norm())
+            about = {"model": "small Llama", "tokens": ids.shape[1], "batch": 1, "dtype": str(dtype)[6:]}
+            row = {"part": "exact", **about, "device": bench.device, "way": f"clearhead generic, {kernel}"}
+            row["kernel"] = e.certificate["kernel"]
+            bench.add({**row, "error": error, "bar": 1e-2 if dtype == torch.bfloat16 else 1e-5})
+
+
+PARTS = {"short": short, "throughput": throughput, "length": length, "exact": exact}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--json", type=Path, help="where the rows are written, one after the other")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of the part `length`, in place of all")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=60, help="nothing more is begun after these")
+    parser.add_argument("--flash", action="store_true", help="torch's flash attention, where it would choose cuDNN's")
+    parser.add_argument("--quick", action="store_true", help="tiny models, to see that everything runs")
+    chosen = parser.parse_args()
+    bench = Bench(chosen.device, chosen.json, chosen.repeats, time.time() + 60 * chosen.minutes, chosen.lengths)
+    torch.backends.cuda.enable_cudnn_sdp(not chosen.flash)
+    for part in chosen.parts:
+        PARTS[part](bench, chosen.quick)
+        bench.cleaned()
+
+
+if __name__ == "__main__":
+    main()

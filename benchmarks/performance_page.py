@@ -1,0 +1,212 @@
+"""Writes docs/performance.md and docs/performance.svg from what `performance.py` and `performance_kernels.py` measured.
+
+python benchmarks/performance_page.py benchmarks/results/*.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+DOCS = Path(__file__).parents[1] / "docs"
+GENERIC = "clearhead generic"
+#: How much more memory than the plain pass the longest input may take.
+MEMORY = 1.2
+
+#: What was asked for: part, tokens, batch, device → in words.
+ASKED = {
+    ("length", 131_072, 1, "cuda"): "≤ 1.35 × plain in time, ≤ 1.2 × in memory; growth from 8,192 tokens as plain's",
+    ("short", 512, 1, "cpu"): "generic ≤ 1.1 × plain, all methods together ≤ 1.4 ×",
+    ("short", 512, 8, "cpu"): "generic ≤ 1.15 × plain, all methods together ≤ 1.4 ×",
+    ("throughput", 128, 16, "cpu"): "≥ 1.8 × the reference's throughput",
+    ("throughput", 128, 64, "cuda"): "≥ 5 × the reference's throughput",
+}
+
+INTRODUCTION = """# What explanations cost
+
+Time and memory beside a **plain** pass: forward (the fastest of torch's attention kernels, frozen weights) and the
+gradient of one logit with respect to the embeddings, with the same activation checkpointing (from 16,384 tokens on).
+**Reference** is the way of published code for Generic Attention: weight gradients are built, n × n matrices are kept
+and multiplied, one example after another. Models have random weights in the shape of known ones; all sides of a ratio
+ran alternately in one process, and ratios are medians. Memory is the peak beyond the model itself.
+
+Made from `benchmarks/results/`, which `make bench` and `make bench-gpu` write (`benchmarks/performance.py`,
+`benchmarks/performance_kernels.py`).
+"""
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return "–"
+    text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return text + unit
+
+
+def described(machine: dict[str, Any]) -> str:
+    versions = [f"{name} {machine[name]}" for name in ("torch", "triton", "transformers", "python") if name in machine]
+    threads = f" ({machine['threads']} threads)" if machine["where"] == "cpu" else ""
+    return f"{machine['device']}{threads}; {', '.join(versions)}; {machine['date']}"
+
+
+def asked(rows: list[Row]) -> str:
+    """Every figure that was asked for, beside what was measured."""
+    lines = []
+    for row in rows:
+        if "bar" not in row or "failed" in row:
+            continue
+        what = f"{row['way']}, {row['model']}, {row['tokens']:,} tokens, batch {row['batch']}, {row['device']}"
+        if row["part"] == "exact":
+            found, bar, held = f"{row['error']:.1e}", f"≤ {row['bar']:.0e}", row["error"] <= row["bar"]
+            what += f", {row['dtype']} against float64"
+        elif row["part"] == "throughput":
+            found, bar = f"{1 / row['ratio']:.2f} ×", f"≥ {1 / row['bar']:.1f} × the reference's throughput"
+            held = row["ratio"] <= row["bar"]
+        else:
+            found, bar, held = f"{row['ratio']:.2f} ×", f"≤ {row['bar']} × plain", row["ratio"] <= row["bar"]
+        lines.append([what, bar, found, "yes" if held else "**no**"])
+        if row["part"] == "length" and "memory ratio" in row:
+            ratio = row["memory ratio"]
+            lines.append(
+                ["its memory", f"≤ {MEMORY} × plain", f"{ratio:.2f} ×", "yes" if ratio <= MEMORY else "**no**"]
+            )
+    lines += growth(rows)
+    there = {(row["part"], row["tokens"], row["batch"], row["device"]) for row in rows if "bar" in row}
+    for (part, tokens, batch, device), bar in ASKED.items():
+        if (part, tokens, batch, device) not in there:
+            lines.append([f"{part}, {tokens:,} tokens, batch {batch}, {device}", bar, "not measured", "–"])
+    return table(["what", "asked", "measured", "held"], lines)
+
+
+def growth(rows: list[Row]) -> list[list[str]]:
+    """How much longer 131,072 tokens take than 8,192, beside the plain pass, which is flash attention's growth."""
+    seconds = {
+        (row["way"], row["tokens"]): row["seconds"] for row in rows if row["part"] == "length" and "seconds" in row
+    }
+    ends = [(way, 8192) in seconds and (way, 131_072) in seconds for way in ("plain", GENERIC)]
+    if not all(ends):
+        return []
+    own, flash = (seconds[way, 131_072] / seconds[way, 8192] for way in (GENERIC, "plain"))
+    held = "yes" if own <= 1.2 * flash else "**no**"
+    return [
+        ["growth from 8,192 to 131,072 tokens", "like the plain pass's", f"{own:.0f} × against {flash:.0f} ×", held]
+    ]
+
+
+def measured(rows: list[Row], part: str) -> str:
+    lines = []
+    for row in (row for row in rows if row["part"] == part):
+        start = [row["device"], row["model"], f"{row['tokens']:,}", str(row["batch"]), row["way"]]
+        if "failed" in row:
+            lines.append([*start, "–", "–", "–", f"failed: {row['failed'][:60]}"])
+            continue
+        spread = f" ({row['least']:.2f} to {row['most']:.2f})" if row.get("least") != row.get("most") else ""
+        lines.append(
+            [
+                *start,
+                number(row["seconds"], " s"),
+                number(row.get("ratio")) + spread,
+                number(row["GiB"], " GiB"),
+                row.get("kernel", ""),
+            ]
+        )
+    ratio = "× the reference" if part == "throughput" else "× plain"
+    seconds = "time an input" if part == "throughput" else "time"
+    return table(["device", "model", "tokens", "batch", "way", seconds, ratio, "peak memory", "kernel"], lines)
+
+
+def kernels(rows: list[Row]) -> str:
+    """One layer's sums over flash attention's forward and backward, and errors against float64."""
+    kinds = ["row push", "row sums", "attention column sums", "16 rows of attention"]
+    times = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['heads']} × {row['width']}",
+            number(row["flash forward ms"], " ms"),
+            number(row["flash backward ms"], " ms"),
+            *(number(row.get(kind)) for kind in kinds),
+        ]
+        for row in rows
+        if row["what"] == "time" and row["blocks"] == "chosen"
+    ]
+    sums = ["row push", "row sums", "heads joined", "signed"]
+    errors = [
+        [r["mask"], r["dtype"], r["of"], *(f"{r[one]:.1e}" if one in r else r.get("failed", "") for one in sums)]
+        for r in rows
+        if r["what"] == "error"
+    ]
+    first = table(["tokens", "heads × width", "flash forward", "flash backward", *kinds], times)
+    return (
+        first
+        + "\nRelative error against float64 with the same inputs:\n\n"
+        + table(["mask", "type", "of", *sums], errors)
+    )
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Seconds against tokens, one line a way."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams |= {"svg.hashsalt": "clearhead", "font.size": 9}
+    devices = sorted({row["device"] for row in rows}, reverse=True)
+    figure, axes = pyplot.subplots(1, len(devices), figsize=(5.5 * len(devices), 4), squeeze=False)
+    for axis, device in zip(axes[0], devices, strict=True):
+        here = [row for row in rows if row["device"] == device and "seconds" in row]
+        for way in dict.fromkeys(row["way"] for row in here):
+            points = sorted((row["tokens"], row["seconds"]) for row in here if row["way"] == way)
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=way)
+        axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title=f"{here[0]['model']}, {device}")
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=DOCS, help="the folder to write to")
+    chosen = parser.parse_args()
+    rows: list[Row] = []
+    alone: list[Row] = []
+    machines: dict[str, str] = {}
+    notes: list[str] = []
+    for file in chosen.files:
+        found = json.loads(file.read_text())
+        if isinstance(found, list):
+            alone += found
+        else:
+            rows += found["rows"]
+            notes += found.get("notes", [])  # written by hand: what came of several runs, or of none
+            where = found["rows"][0]["device"]
+            machines[where] = described(found["machine"] | {"where": where})
+    page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
+    page += ["## What was asked, and what it is", "", asked(rows)]
+    page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
+    titles = {"length": "Cost against length", "short": "Short inputs", "throughput": "Whole batches"}
+    for part, title in titles.items():
+        if any(row["part"] == part for row in rows):
+            page += [f"## {title}", "", measured(rows, part)]
+            page += ["![seconds against tokens](performance.svg)", ""] if part == "length" else []
+    if alone:
+        page += ["## The kernels by themselves", ""]
+        page += ["One layer's sums, as a share of flash attention's forward and backward (bfloat16, causal).", ""]
+        page += [kernels(alone)]
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    (chosen.out / "performance.md").write_text("\n".join(page).rstrip() + "\n")
+    long = [row for row in rows if row["part"] == "length"]
+    if long:
+        plot(long, chosen.out / "performance.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The ways of explaining that `performance.py` measures beside clearhead: the limit, the reference, other libraries.
+
+Each takes a model and a batch of ids and returns batch × token scores, or None where there are none.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Way = Callable[[Any, Tensor], "Tensor | None"]
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+@contextmanager
+def layers_one_at_a_time(model: Any, wanted: bool) -> Iterator[None]:
+    """Activation checkpointing of every layer, as clearhead has it for long inputs."""
+    layers: list[nn.Module] = list(layers_of(model)) if wanted else []
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    inner = getattr(model, "bert", None) or model.model
+    return inner.encoder.layer if hasattr(inner, "encoder") else inner.layers
+
+
+def top_logit(model: Any, **inputs: Any) -> Tensor:
+    """The logit that is explained, for each sample: of the class, or of the next word."""
+    if type(model).__name__.endswith("ForCausalLM"):
+        return model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1].amax(-1)
+    return model(**inputs).logits.amax(-1)
+
+
+def plain(model: Any, ids: Tensor, one_at_a_time: bool = False) -> None:
+    """The limit: one forward pass, and the gradient of one logit with respect to the embeddings."""
+    vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+    with layers_one_at_a_time(model, one_at_a_time):
+        torch.autograd.grad(top_logit(model, inputs_embeds=vectors).sum(), vectors)
+
+
+def reference(model: Any, ids: Tensor) -> Tensor:
+    """The way of published code for Generic Attention: each example by itself, weight gradients, full matrices."""
+    row = -1 if type(model).__name__.endswith("ForCausalLM") else 0
+    own = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    model.requires_grad_(True)
+    rows = []
+    try:
+        for one in ids:
+            model.zero_grad()
+            output = model(input_ids=one[None], output_attentions=True)
+            for attention in output.attentions:
+                attention.retain_grad()
+            logits = output.logits[:, -1] if row else output.logits
+            logits.amax(-1).sum().backward()
+            relevance = torch.eye(len(one), device=ids.device)
+            for attention in output.attentions:
+                added = (attention.detach() * attention.grad).clamp(min=0).mean(1)[0].float()
+                relevance = relevance + added @ relevance
+            rows.append(relevance[row] - torch.eye(len(one), device=ids.device)[row])
+            del output, attention
+    finally:
+        model.requires_grad_(False)
+        model.zero_grad(set_to_none=True)
+        model.set_attn_implementation(own)
+    return torch.stack(rows)
+
+
+def captum_gradients(model: Any, ids: Tensor, steps: int = 20) -> Tensor:
+    """captum's integrated gradients of the embeddings."""
+    from captum.attr import IntegratedGradients
+
+    vectors = model.get_input_embeddings()(ids).detach()
+    explainer = IntegratedGradients(lambda given: top_logit(model, inputs_embeds=given))
+    return explainer.attribute(vectors, n_steps=steps, internal_batch_size=len(ids)).sum(-1)
+
+
+def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
+    """shap's partition explainer, with as many evaluations as it makes by default."""
+    import numpy as np
+    import shap
+    from scipy.cluster.hierarchy import linkage
+
+    def value(rows: Any) -> Any:
+        given = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(ids.device)
+        with torch.no_grad():
+            return torch.cat([top_logit(model, input_ids=part) for part in given.split(16)]).float().cpu().numpy()
+
+    width = ids.shape[1]
+    tree = linkage(np.arange(width)[:, None], "complete")  # neighbours first
+    explainer = shap.PartitionExplainer(value, shap.maskers.Partition(np.zeros((1, width)), clustering=tree))
+    return torch.as_tensor(explainer(ids.cpu().numpy(), max_evals=evaluations, silent=True).values)
+
+
+#: Other libraries, the package that each needs, and from which length on it is left out.
+OTHERS: dict[str, tuple[str, int, Way]] = {
+    "captum integrated gradients, 20 steps": ("captum", 8192, captum_gradients),
+    "shap partition, 500 evaluations": ("shap", 256, shap_partition),
+}

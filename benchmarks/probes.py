@@ -1,0 +1,350 @@
+"""Attention on trial: every probe on zoo:sentiment, zoo:logic, zoo:recall and the debate's own BiLSTM.
+
+    python benchmarks/probes.py --out build/probes [--sentences carry/probes/sentences.json.gz | --data ../shared/data]
+        [--device cuda] [--workers 12] [--seconds 500] [--size small] [--only logic,recall/heads]
+
+Each probe of each model is a process of its own that leaves one JSON file in the folder. What is there already is not
+made again, and training goes on where it was cut, so the same command goes on after a break. What fails on the device
+is tried again on the CPU. `--size small` is a run for two cores. docs/attention-on-trial.md is made of it by
+benchmarks/probes_page.py.
+"""
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+MODELS = ("sentiment", "logic", "recall", "bilstm")
+#: The model that must be there before others can be made of it.
+TRAINED = "bilstm/model"
+LABELS = ("NEGATIVE", "POSITIVE")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many inputs and steps: for a GPU, and for two cores."""
+
+    inputs: int = 300
+    searched: int = 128
+    few: int = 100
+    by_head: int = 12
+    draws: int = 100
+    learned: int = 4000
+    steps: int = 400
+    long_steps: int = 3000
+    seeds: int = 5
+    search: int = 500
+
+
+FULL = Size()
+SMALL = Size(
+    inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=600, seeds=3, search=150
+)
+TINY = Size(inputs=6, searched=3, few=3, by_head=1, draws=4, learned=24, steps=2, long_steps=2, seeds=2, search=3)
+
+
+@dataclass
+class Inputs:
+    """Texts to learn from and texts to measure on, with labels; of the latter also the evidence, where it is known."""
+
+    learned: list[tuple[str, Any]]
+    measured: list[tuple[str, Any]]
+    known: list[Any] | None = None
+
+    def texts(self, count: int) -> list[str]:
+        return [text for text, _ in self.measured[:count]]
+
+    def labels(self, count: int) -> list[Any]:
+        return [label for _, label in self.measured[:count]]
+
+
+def inputs_of(model: str, size: Size, sentences: Path | None, data: Path) -> Inputs:
+    if model in ("sentiment", "bilstm"):
+        found = _sentences(sentences, data)
+        learned = found["train"] if model == "bilstm" else found["train"][: size.learned]
+        return Inputs([tuple(one) for one in learned], [tuple(one) for one in found["test"]])
+    from clearhead_zoo.tasks import logic, recall
+
+    if model == "logic":
+        made = logic.examples(4 * size.learned, 1, "train"), logic.examples(size.inputs, 0, evident=True)
+    else:
+        made = recall.examples(size.learned, 1, "train", pairs=(3, 12)), recall.examples(size.inputs, 0, pairs=(4, 16))
+    pairs = [[(one.text, one.label) for one in part] for part in made]
+    return Inputs(*pairs, known=made[1])
+
+
+def _sentences(packed: Path | None, data: Path) -> dict[str, list[Any]]:
+    if packed is not None and packed.is_file():
+        with gzip.open(packed, "rt", encoding="utf-8") as file:
+            return json.load(file)
+    found = {}
+    for name, file in {"train": "train.tsv", "test": "test_official_dev.tsv"}.items():
+        with (data / "sst2" / file).open(encoding="utf-8", newline="") as lines:
+            rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+            found[name] = [(row["sentence"].strip(), int(row["label"])) for row in rows]
+    there = {text for text, _ in found["test"]}
+    whole = [row for row in found["train"] if len(row[0].split()) >= 8 and row[0] not in there]
+    return {"train": whole[:12000], "test": found["test"]}
+
+
+def explainer(model: str, given: Inputs, size: Size, folder: Path, device: str) -> Any:
+    import clearhead
+
+    if model != "bilstm":
+        return clearhead.load(f"zoo:{model}", device=device, dtype="float32")
+    from clearhead.probes.original import original
+
+    texts, labels = zip(*given.learned, strict=True)
+    kept = folder / "runs" / "bilstm.safetensors"
+    return original(texts, labels, LABELS, steps=size.long_steps, device=device, checkpoint=kept, progress=_bar)
+
+
+def _bar(name: str, share: float) -> None:
+    if round(share * 1000) % 100 == 0:
+        print(f"{name}: {share:.0%}", flush=True)
+
+
+def learning(
+    model: str, given: Inputs, size: Size, folder: Path, times: int = 1
+) -> tuple[list[str], list[Any], dict[str, Any]]:
+    """Inputs, labels and settings for the probes that train: what is measured comes last."""
+    measured, learned = given.measured[: size.inputs], given.learned[: times * size.learned]
+    texts, labels = zip(*learned, *measured, strict=True)
+    how: dict[str, Any] = {
+        "sentiment": {"fresh": 1, "steps": size.steps, "rate": 5e-5},
+        "logic": {"fresh": "all", "steps": size.long_steps, "rate": 1e-3, "batch": 96},
+        "recall": {"fresh": 1, "steps": size.steps, "rate": 1e-3},
+        "bilstm": {"fresh": "all", "steps": size.long_steps // 2, "rate": 1e-3},
+    }[model]
+    how |= {"held_out": len(measured), "folder": folder / "runs" / model, "progress": _bar}
+    return list(texts), list(labels), how
+
+
+#: Guides of the diagnostic beside the fixed ones, where they apply.
+METHODS = ("rollout", "generic", "grad-sam", "attcat", "input-x-gradient", "saliency", "random")
+STRENGTHS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+
+
+def jobs() -> dict[str, Callable[..., Any]]:
+    """By name, what a job computes from the explainer, the inputs, the size, the model's name and the folder."""
+    from clearhead import probes
+
+    def plain(probe: str, count: str, **how: Any) -> Callable[..., Any]:
+        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+            told = {name: getattr(size, value) if name in ("draws", "steps") else value for name, value in how.items()}
+            return getattr(probes, probe)(ex, given.texts(getattr(size, count)), **told)
+
+        return run
+
+    def uniform(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        return probes.uniform(ex, given.texts(size.inputs), given.labels(size.inputs))
+
+    def adversary(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        found = probes.adversary(ex, given.texts(size.searched), steps=size.search)
+        for line, one in zip(found.lines, given.known or (), strict=False):
+            line["evidence"] = [[bool(hit) for hit in hits] for hits in evidence(ex, one)]
+        return found
+
+    def seeds(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        texts, labels, how = learning(model, given, size, folder, times=4 if model == "logic" else 1)
+        return probes.seeds(ex, texts, labels, seeds=size.seeds, **how)
+
+    def frontier(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        texts, labels, how = learning(model, given, size, folder)
+        rate = {"sentiment": 5e-5}.get(model, 3e-4)
+        how |= {"steps": size.steps, "rate": rate}
+        return probes.frontier(ex, texts, labels, strengths=STRENGTHS, seeds=0, **how)
+
+    def diagnostic(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+        texts, labels, how = learning(model, given, size, folder)
+        kept = {name: how[name] for name in ("held_out", "folder", "progress")}
+        why = {line.name: line.why_not for line in ex.methods()}
+        guides = ["uniform", "own", "base", "adversary", *(name for name in METHODS if not why.get(name))]
+        rate = {"sentiment": 5e-5}.get(model, 3e-4)
+        adversaries = {"adversary_steps": size.steps, "adversary_rate": rate, "strength": 1e-2}
+        return probes.diagnostic(ex, texts, labels, guides=guides, steps=2 * size.steps, **adversaries, **kept)
+
+    return {
+        "model": lambda *given: None,
+        "permutation": plain("permutation", "inputs", draws="draws"),
+        "permutation-kept": plain("permutation", "inputs", draws="draws", keep=True),
+        "permutation-S2": plain("permutation", "few", draws="draws", scope="S2"),
+        "permutation-S4": plain("permutation", "few", draws="draws", scope="S4"),
+        "permutation-heads": plain("permutation", "by_head", draws="draws", by_head=True),
+        "adversary": adversary,
+        "adversary-S2": plain("adversary", "few", scope="S2", steps="search"),
+        "correlation": plain("correlation", "few"),
+        "uniform": uniform,
+        "heads": plain("heads", "few"),
+        "skips": plain("skips", "few"),
+        "seeds": seeds,
+        "frontier": frontier,
+        "diagnostic": diagnostic,
+        "truth": truth,
+    }
+
+
+def evidence(ex: Any, one: Any) -> list[list[bool]]:
+    """For each minimal set of words that decides the label, which units belong to it; then those set aside."""
+    from clearhead.subjects.base import How
+
+    units = ex.subject.samples(one.text, How())[0].axes[ex.subject.stream].parts[0]
+
+    def units_at(positions: Any) -> list[bool]:
+        spans = [one.spans[position] for position in positions]
+        return [
+            not special and any(start < stop and start >= span[0] and stop <= span[1] for span in spans)
+            for (start, stop), special in zip(units.offsets, units.special, strict=True)
+        ]
+
+    aside = [special or asks for special, asks in zip(units.special, units_at(one.question), strict=True)]
+    return [*(units_at(witness) for witness in one.witnesses), aside]
+
+
+def truth(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
+    """Which methods find what is known to decide the label: average precision, example by example."""
+    from clearhead.bench.data import read
+    from clearhead.bench.explaining import applicable, explained, with_controls
+    from clearhead.bench.truth import Truth
+
+    protocol = Truth()
+    names = ["attention", "rollout", "attention-x-gradient", "generic", "grad-sam", "input-x-gradient", "saliency"]
+    methods, _ = applicable(ex, with_controls(names))
+    examples = list(read("known", task=model, count=size.few))
+    own = explained(ex, examples, methods, protocol, batch_size=16)
+    rows = protocol.measure(ex, examples, own.by_method)
+    return {
+        "rows": [{"example": r.example, "method": r.method, "figures": r.figures} for r in rows],
+        "refused": own.refused,
+    }
+
+
+def wanted(only: str | None) -> list[str]:
+    """The jobs, the slow ones first."""
+    order = [
+        "seeds",
+        "frontier",
+        "diagnostic",
+        "permutation-heads",
+        "correlation",
+        "heads",
+        "permutation-S4",
+        "adversary",
+    ]
+    order += ["adversary-S2", "permutation-S2", "permutation", "permutation-kept", "uniform", "truth", "skips"]
+    every = [TRAINED, *(f"{model}/{job}" for job in order for model in MODELS)]
+    left_out = {f"{model}/truth" for model in ("sentiment", "bilstm")} | {"bilstm/skips", "bilstm/permutation-heads"}
+    left_out |= {f"bilstm/{job}" for job in ("permutation-S2", "permutation-S4", "adversary-S2")}  # one row: the same
+    if find_spec("igraph") is None:  # shares by flow need it: for the other machine
+        left_out |= {f"{model}/skips" for model in MODELS}
+    chosen = None if only is None else only.split(",")
+    return [
+        name
+        for name in every
+        if name not in left_out and (chosen is None or name in chosen or name.split("/")[0] in chosen)
+    ]
+
+
+def run_job(name: str, arguments: argparse.Namespace) -> None:
+    """One probe of one model."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # recurrent networks are recorded without cuDNN, and must give the same
+    model, job = name.split("/")
+    size = {"full": FULL, "small": SMALL, "tiny": TINY}[arguments.size]
+    path, started = _path(arguments.out, name), time.perf_counter()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for device in dict.fromkeys((arguments.device, "cpu")):
+        try:
+            given = inputs_of(model, size, arguments.sentences, arguments.data)
+            ex = explainer(model, given, size, arguments.out, device)
+            found = jobs()[job](ex, given, size, model, arguments.out)
+            break
+        except Exception:
+            print(f"{name} failed on {device}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            if device == "cpu":
+                raise
+    content = found.to_dict() if hasattr(found, "to_dict") else found
+    told = {
+        "seconds": round(time.perf_counter() - started, 1),
+        "device": device,
+        "size": arguments.size,
+        "found": content,
+    }
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    unfinished.replace(path)
+    print(f"{name}: {told['seconds']} s on {device}", flush=True)
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace('/', '-')}.json"
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """Every job that is not there yet, some at a time, until time is up."""
+    waiting = [name for name in wanted(arguments.only) if not _path(arguments.out, name).exists()]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    started, failed = time.monotonic(), []
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "--out", arguments.out, "--device", arguments.device, "--size", arguments.size]
+    command += ["--data", arguments.data, *(["--sentences", arguments.sentences] if arguments.sentences else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    while waiting or running:
+        ready = [name for name in waiting if not name.startswith("bilstm/") or name == TRAINED or _there(arguments.out)]
+        for name in ready[: arguments.workers - len(running)]:
+            waiting.remove(name)
+            log = (arguments.out / f"{name.replace('/', '-')}.log").open("wb")
+            told = [str(part) for part in [*command, "--job", name]]
+            running[name] = subprocess.Popen(told, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        time.sleep(0.5)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            code = running.pop(name).returncode
+            failed += [name] if code else []
+            print(f"{time.monotonic() - started:4.0f} s {'failed' if code else 'done'}: {name}", flush=True)
+        if TRAINED in failed:
+            waiting = [name for name in waiting if not name.startswith("bilstm/")]
+        if arguments.seconds and time.monotonic() - started > arguments.seconds:
+            for process in running.values():
+                process.kill()
+            print(f"time is up: {', '.join([*running, *waiting])} not done; the same command goes on", flush=True)
+            break
+    if failed:
+        print(f"failed (see the logs in {arguments.out}): {', '.join(failed)}", flush=True)
+
+
+def _there(folder: Path) -> bool:
+    return _path(folder, TRAINED).exists()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/probes"))
+    parser.add_argument("--sentences", type=Path)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so many (0: never)")
+    parser.add_argument("--size", choices=["full", "small", "tiny"], default="full")
+    parser.add_argument("--only", help="models (logic) and jobs (recall/heads), with commas between them")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    run_job(arguments.job, arguments) if arguments.job else run_all(arguments)
+
+
+if __name__ == "__main__":
+    main()

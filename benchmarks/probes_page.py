@@ -1,0 +1,262 @@
+"""docs/attention-on-trial.md and its figures, from what benchmarks/probes.py left behind.
+
+    python benchmarks/probes_page.py [--from build/probes] [--to docs] [--reading benchmarks/probes_reading.md]
+
+Tables and figures are made from the JSON files alone; the reading of them is written by hand, with the means that it
+names filled in.
+"""
+
+import argparse
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from probes_figures import FIGURES, MODELS, Results, column, panels
+
+from clearhead.bench.statistics import interval
+from clearhead.bench.truth import found as found_in
+
+SAME = 0.05
+
+
+def read(folder: Path) -> Results:
+    """By "model/probe", what a probe found."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        model, _, probe = path.stem.partition("-")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("found"):
+            found[f"{model}/{probe}"] = content["found"] | {"size": content["size"], "device": content["device"]}
+    return found
+
+
+def figure_of(results: Results, model: str, probe: str, name: str) -> str:
+    """One figure of a probe's table, with its interval."""
+    findings = results.get(f"{model}/{probe}", {}).get("findings", [])
+    return next((_shown(one["mean"], one["low"], one["high"]) for one in findings if one["name"] == name), "–")
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if math.isfinite(mean) else "–"
+
+
+def of_values(values: np.ndarray) -> str:
+    kept = values[np.isfinite(values)]
+    if not len(kept):
+        return "–"
+    spread = interval(kept)
+    return _shown(spread.mean, spread.low, spread.high)
+
+
+def idle(results: Results, model: str) -> str:
+    """Of the inputs with one weight above a half, the share whose answer hardly moves when weights are shuffled."""
+    largest, moved = (column(results, model, "permutation", name) for name in ("largest weight", "median TVD"))
+    peaked = largest > 0.5
+    return "none so peaked" if not peaked.any() else of_values((moved[peaked] < SAME).astype(float))
+
+
+def frontier_at(results: Results, model: str) -> str:
+    lines = results.get(f"{model}/frontier", {}).get("lines", [])
+    kept = [line for line in lines if line["strength"] is not None and line["TVD"] <= SAME]
+    best = max(kept, key=lambda line: line["JSD"], default=None)
+    return "–" if best is None else f"{best['JSD']:.3f} (TVD {best['TVD']:.3f}, {best['point']})"
+
+
+def point(results: Results, model: str, name: str, figure: str) -> str:
+    return figure_of(results, model, "frontier", f"{name}: {figure}")
+
+
+def share_of_attainable(results: Results, model: str) -> str:
+    found, bound = (column(results, model, "adversary", name) for name in ("JSD", "attainable JSD"))
+    return of_values(found / bound) if len(found) else "–"
+
+
+Cell = Callable[[Results, str], str]
+
+
+def plain(probe: str, name: str) -> Cell:
+    return lambda results, model: figure_of(results, model, probe, name)
+
+
+def left_out(results: Results, model: str) -> str:
+    names = [one["name"] for one in results.get(f"{model}/correlation", {}).get("findings", [])]
+    kinds = [name for name in names if name.startswith("τ(last row, left out")]
+    return figure_of(results, model, "correlation", kinds[-1]) if kinds else "–"
+
+
+ROWS: dict[str, dict[str, Cell]] = {
+    "The models": {"accuracy on the inputs measured on": plain("uniform", "accuracy")},
+    "Correlation (tau-b of the last row's attention, mean over heads; special tokens left out)": {
+        "with the gradient, attention detached": plain("correlation", "τ(last row, gradient, attention detached)"),
+        "with the gradient": plain("correlation", "τ(last row, gradient)"),
+        "with leaving out (deleted)": left_out,
+        "of gradient and leaving out: the ceiling": plain("correlation", "τ(gradient, left out)"),
+        "chance": plain("correlation", "chance, last row"),
+    },
+    "Permutation (100 draws)": {
+        "S1, the row that is read: median TVD": plain("permutation", "median TVD"),
+        "S1: share of draws that change the prediction": plain("permutation", "flips"),
+        "S1, special tokens and itself kept: median TVD": plain("permutation-kept", "median TVD"),
+        "S2, that row in every layer: median TVD": plain("permutation-S2", "median TVD"),
+        "S4, everything: median TVD": plain("permutation-S4", "median TVD"),
+        f"inputs with a weight above 0.5: share with median TVD < {SAME}": idle,
+    },
+    "Uniform attention in the trained model": {
+        "TVD, row that is read": plain("uniform", "TVD, row that is read"),
+        "TVD, all layers": plain("uniform", "TVD, all layers"),
+        "accuracy, row that is read": plain("uniform", "accuracy, row that is read"),
+        "accuracy, all layers": plain("uniform", "accuracy, all layers"),
+    },
+    f"Adversary (S1: weights far away with the same answer, TVD ≤ {SAME})": {
+        "JSD found": plain("adversary", "JSD"),
+        "JSD attainable by any weights": plain("adversary", "attainable JSD"),
+        "share of what is attainable": share_of_attainable,
+        "S2: JSD found": plain("adversary-S2", "JSD"),
+    },
+    "Seeds (trained anew)": {
+        "median JSD of attention": plain("seeds", "median JSD"),
+        "median TVD of answers": plain("seeds", "median TVD"),
+        "accuracy of seeds": plain("seeds", "accuracy of seeds"),
+    },
+    "Adversarial training (S1)": {
+        f"farthest JSD with TVD ≤ {SAME}": frontier_at,
+        "λ = 0: TVD": lambda results, model: point(results, model, "λ 0", "TVD"),
+        "trained with uniform attention there: accuracy": lambda r, m: point(r, m, "uniform, trained", "accuracy"),
+    },
+    "Diagnostic (accuracy of a classifier without context, by its guide)": {
+        guide: plain("diagnostic", guide)
+        for guide in ("uniform", "own", "base", "adversary", "rollout", "generic", "grad-sam", "attcat")
+    }
+    | {guide: plain("diagnostic", guide) for guide in ("input-x-gradient", "saliency", "random")},
+}
+
+
+def table(results: Results, rows: dict[str, Cell]) -> list[str]:
+    head = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+    return [
+        *head,
+        *(f"| {name} | " + " | ".join(cell(results, model) for model in MODELS) + " |" for name, cell in rows.items()),
+    ]
+
+
+def precisions(results: Results, model: str) -> dict[str, np.ndarray]:
+    """Average precision against the known reason: of methods, and of the adversary's weights beside the model's own."""
+    found: dict[str, list[float]] = {}
+    for row in results.get(f"{model}/truth", {}).get("rows", []):
+        found.setdefault(row["method"], []).append(row["figures"]["minimal average precision"])
+    for line in results.get(f"{model}/adversary", {}).get("lines", []):
+        *sets, aside = [np.array(part, dtype=bool) for part in line.get("evidence", [[]])]
+        for name in ("own weights", "other weights") if sets and any(part.any() for part in sets) else ():
+            scores = np.array(line[name])[~aside]
+            order = np.argsort(-scores, kind="stable")
+            best = max(found_in(part[~aside], order)["average precision"] for part in sets if part.any())
+            found.setdefault({"own weights": "last row", "other weights": "adversary's last row"}[name], []).append(
+                best
+            )
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def truth_table(results: Results) -> list[str]:
+    by_model = {model: precisions(results, model) for model in ("logic", "recall")}
+    names = dict.fromkeys(name for found in by_model.values() for name in found)
+    lines = ["| | zoo:logic | zoo:recall |", "| --- | --- | --- |"]
+    ranked = sorted(names, key=lambda name: -np.mean([f[name].mean() for f in by_model.values() if name in f]))
+    for name in ranked:
+        cells = [of_values(found[name]) if name in found else "–" for found in by_model.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def heads_table(results: Results, model: str, count: int = 5) -> list[str]:
+    lines = sorted(results.get(f"{model}/heads", {}).get("lines", []), key=lambda line: -line["ablation"])[:count]
+    head = [
+        "| head | TVD without it | with uniform attention | gradient | looks at | entropy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    rows = [
+        f"| {o['layer']}.{o['head']} | {o['ablation']:.3f} | {o['patching']:.3f} | {o['gradient']:.3f} | "
+        f"{o['pattern']} | {o['entropy']:.2f} |"
+        for o in lines
+    ]
+    return [*head, *rows] if rows else []
+
+
+def what_was_run(results: Results) -> list[str]:
+    """Which probe of which model was run at which size, on what, and on how many inputs."""
+    probes = sorted({name.split("/")[1] for name in results})
+    lines = ["| | " + " | ".join(MODELS.values()) + " |", "| --- |" + " --- |" * len(MODELS)]
+    for probe in probes:
+        found = [results.get(f"{model}/{probe}") for model in MODELS]
+        counts = [max((f["count"] for f in one.get("findings", [])), default=0) if one else 0 for one in found]
+        cells = [
+            "–" if one is None else f"{one['size']}, {one['device']}" + (f", {count} inputs" if count else "")
+            for one, count in zip(found, counts, strict=True)
+        ]
+        lines.append(f"| {probe} | {' | '.join(cells)} |")
+    return lines
+
+
+def filled(reading: str, results: Results) -> str:
+    """The reading with figures in the place of {{model/probe/figure}}: means, so that words and tables agree."""
+
+    def mean(match: re.Match[str]) -> str:
+        model, probe, name = match[1].split("/", 2)
+        findings = results.get(f"{model}/{probe}", {}).get("findings", [])
+        return next((f"{one['mean']:.2f}" for one in findings if one["name"] == name), "(not measured)")
+
+    blocks = re.split(r"\n\n|\n(?=- )", re.sub(r"\{\{(.+?)\}\}", mean, reading.strip(), flags=re.DOTALL))
+    return "\n\n".join(block if block[0] in "|#" else _wrapped(block) for block in blocks)
+
+
+def _wrapped(block: str) -> str:
+    indent = "  " if block.startswith("- ") else ""
+    words = " ".join(block.split())
+    return textwrap.fill(words, 124, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def page(results: Results, folder: Path, reading: str) -> str:
+    sizes = sorted({one["size"] for one in results.values()})
+    made = f"Made by `make probes` ({' and '.join(sizes)} size): means with 95 % bootstrap intervals over inputs."
+    parts = ["# Attention on trial", "", filled(reading, results).strip(), "", "## The figures", "", made, ""]
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, (draw, x, y, models, caption) in FIGURES.items():
+        figure = panels(draw, results, x, y, models)
+        if figure is not None:
+            figure.savefig(folder / "figures" / f"trial-{name}.png", dpi=110)
+            parts += [f"![{caption}](figures/trial-{name}.png)", "", f"*{caption}*", ""]
+    for title, rows in ROWS.items():
+        parts += [f"### {title}", "", *table(results, rows), ""]
+    parts += ["### Where the reason is known: average precision", "", *truth_table(results), ""]
+    for model in ("sentiment", "logic", "recall"):
+        if own := heads_table(results, model):
+            parts += [f"### {MODELS[model]}: the heads that matter most", "", *own, ""]
+    parts += ["### What was run", "", *what_was_run(results), ""]
+    said = {one["probe"]: one["says"] for one in results.values() if "says" in one}
+    parts += [
+        "## What each probe shows, and what not",
+        "",
+        *(f"- **{probe}.** {says}" for probe, says in said.items()),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="source", type=Path, default=Path("build/probes"))
+    parser.add_argument("--to", type=Path, default=Path("docs"))
+    parser.add_argument("--reading", type=Path, default=Path(__file__).with_name("probes_reading.md"))
+    arguments = parser.parse_args()
+    results = read(arguments.source)
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    written = page(results, arguments.to, arguments.reading.read_text(encoding="utf-8"))
+    (arguments.to / "attention-on-trial.md").write_text(written, encoding="utf-8")
+    print(f"wrote {arguments.to / 'attention-on-trial.md'} from {len(results)} results")
+
+
+if __name__ == "__main__":
+    main()

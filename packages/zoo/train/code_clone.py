@@ -1,0 +1,210 @@
+"""Train `zoo:code-clone`: does one function do the same as another? `zoo:code` under a classifier.
+
+    python packages/zoo/train/code_clone.py --data carry/code --base packages/zoo/src/clearhead_zoo/models/code \\
+        --out packages/zoo/src/clearhead_zoo/models/code-clone
+
+Same: the Java and the C# form of one function, or a Python function and its renamed and rewritten form. Different:
+mostly near misses (functions that share most of its rarer tokens; the same Python function with one thing changed),
+some drawn at random. Both kinds of pairs are made of the same kinds of forms. Data: code_data.py; --measure and
+--resume as in code_model.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cards import write_card
+from code_data import END, HALF, NEAR, PAD, START, Clones, read_clones
+from code_model import Rows, Weights, best_of, code_options, seconds_of, write_files
+from jaxtyping import Bool, Int
+from known import clock_of, half_precision
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+from clearhead.training import load_checkpoint
+from clearhead_zoo.tasks import generator
+
+LABELS = ["different", "same"]
+#: Of the pairs that differ, so many are near misses.
+NEAR_SHARE = 0.75
+#: The decision of the Java and C# pairs is easier than that of the Python pairs: both are drawn equally often.
+FAMILIES = ("Java and C#", "Python")
+
+
+def main() -> None:
+    options = parse_options()
+    if not options.measure:
+        torch.manual_seed(options.seed)
+        torch.set_float32_matmul_precision("high")
+        config = config_of(options.base)
+        write_files(options.out, options.data, learned(options, config), config, ())
+    if (options.data / "test-clones.npz.xz").is_file() and (options.measure or options.smoke):
+        print(write_card(options.out, facts_of(options, measured(options))), flush=True)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = code_options(__doc__, name="code-clone", steps=4000, lr=3e-4)
+    parser.add_argument("--base", type=Path, required=True, help="folder of zoo:code, or another RoBERTa of that kind")
+    parser.add_argument("--batch", type=int, default=256, help="pairs a step")
+    options = parser.parse_args()
+    if options.smoke:
+        options.steps, options.seconds, options.batch, options.count = 20, None, 4, 20
+    return options
+
+
+class Pairs:
+    """Pairs of forms, drawn from a stream of random numbers and set side by side on the device."""
+
+    def __init__(self, clones: Clones, device: torch.device) -> None:
+        self.rows = Rows([clones.functions], device)
+        self.forms, self.near = clones.forms, clones.near
+        two = self.forms[:, 2] < 0
+        self.families = {name: np.flatnonzero(mine) for name, mine in zip(FAMILIES, (two, ~two), strict=True)}
+
+    def draw(self, rng: np.random.Generator, count: int, family: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Places of two forms for each pair, and whether they do the same."""
+        families = [family] if family else list(FAMILIES)
+        mine = rng.integers(len(families), size=count)
+        places = np.choose(
+            mine, [self.families[name][rng.integers(len(self.families[name]), size=count)] for name in families]
+        )
+        same = rng.random(count) < 0.5
+        other = np.where(same, places, self.strangers(rng, places))
+        known = (self.forms[places] >= 0).sum(1)
+        first = rng.integers(known)
+        second = (first + 1 + rng.integers(known - 1)) % known
+        return np.stack([self.forms[places, first], self.forms[other, second]], 1), same
+
+    def strangers(self, rng: np.random.Generator, places: np.ndarray) -> np.ndarray:
+        """For each function one that does something else: mostly one that looks alike."""
+        near = self.near[places, rng.integers(NEAR, size=len(places))]
+        far = np.empty_like(places)
+        for family in self.families.values():
+            mine = np.isin(places, family)
+            if not mine.any():
+                continue
+            drawn = family[rng.integers(len(family), size=mine.sum())]
+            # whoever drew itself takes its neighbour in the list
+            again = family[(np.searchsorted(family, drawn) + 1) % len(family)]
+            far[mine] = np.where(drawn == places[mine], again, drawn)
+        return np.where((near >= 0) & (rng.random(len(places)) < NEAR_SHARE), near, far)
+
+    def batch(self, chosen: np.ndarray) -> Int[Tensor, "pair token"]:
+        """<s> one </s> </s> other </s>, padded."""
+        one, other = (torch.from_numpy(chosen[:, side]).to(self.rows.ids.device) for side in range(2))
+        return joined(self.rows, one, other)
+
+
+def joined(rows: Rows, one: Int[Tensor, " pair"], other: Int[Tensor, " pair"]) -> Int[Tensor, "pair token"]:
+    size, more = rows.size[one, None], rows.size[other, None]
+    place = torch.arange(int((size + more).max()) + 4, device=rows.ids.device)
+    last = len(rows.ids) - 1
+    left = rows.ids[(rows.start[one, None] + place - 1).clamp(0, last)]
+    right = rows.ids[(rows.start[other, None] + place - size - 3).clamp(0, last)]
+    ids = torch.where(place == 0, START, torch.where(place <= size, left, END))
+    ids = torch.where(place > size + 2, right, ids)
+    ids = torch.where(place == size + more + 3, END, ids)
+    return torch.where(place > size + more + 3, PAD, ids)
+
+
+def config_of(base: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    return config | {
+        "architectures": ["RobertaForSequenceClassification"],
+        "id2label": {str(number): label for number, label in enumerate(LABELS)},
+        "label2id": {label: number for number, label in enumerate(LABELS)},
+    }
+
+
+def learned(options: argparse.Namespace, config: dict[str, Any]) -> Weights:
+    device = torch.device(options.device)
+    model = RobertaForSequenceClassification(RobertaConfig(**config))
+    model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0], strict=False)
+    model = model.to(device)  # type: ignore[arg-type]
+    lessons = Pairs(read_clones(options.data, "train"), device)
+    held_out = Pairs(read_clones(options.data, "valid"), device)
+    watched = {name: held_out.draw(generator(0, "held-out"), options.count // 2, name) for name in FAMILIES}
+    clock = clock_of(options)
+
+    def loss_of() -> Tensor:
+        chosen, same = lessons.draw(generator(options.seed, "train", clock.step), options.batch)
+        with half_precision(device):
+            logits = answers(model, lessons.batch(chosen))
+        return F.cross_entropy(logits.float(), torch.from_numpy(same).long().to(device), label_smoothing=0.02)
+
+    def look() -> tuple[float, str]:
+        losses, words = [], []
+        for name, (chosen, same) in watched.items():
+            logits = all_answers(model, held_out, chosen)
+            truth = torch.from_numpy(same).long()
+            losses.append(F.cross_entropy(logits, truth).item())
+            words.append(f"{name} {(logits.argmax(-1) == truth).float().mean():.4f}")
+        return sum(losses) / len(losses), ", ".join(words)
+
+    return best_of(options, model, clock, loss_of, look)
+
+
+def answers(model: Any, ids: Int[Tensor, "pair token"]) -> Tensor:
+    mask: Bool[Tensor, "pair token"] = ids != PAD
+    logits: Tensor = model(ids, attention_mask=mask.long()).logits
+    return logits
+
+
+@torch.no_grad()
+def all_answers(model: Any, pairs: Pairs, chosen: np.ndarray) -> Tensor:
+    parts = [answers(model, pairs.batch(chosen[start : start + 100])) for start in range(0, len(chosen), 100)]
+    return torch.cat(parts).float().cpu()
+
+
+# -- the finished model
+
+
+def measured(options: argparse.Namespace) -> dict[str, float]:
+    """What the stored files do, opened with transformers in float32."""
+    device = torch.device(options.device)
+    model = AutoModelForSequenceClassification.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
+    pairs = Pairs(read_clones(options.data, "test"), device)
+    figures = {}
+    for name in FAMILIES:
+        chosen, same = pairs.draw(generator(1, "held-out"), options.count // 2, name)
+        right = all_answers(model, pairs, chosen).argmax(-1).numpy() == same
+        figures[f"accuracy, {name}"] = round(float(right.mean()), 4)
+        figures[f"of pairs that do the same, {name}"] = round(float(right[same].mean()), 4)
+        figures[f"of pairs that differ, {name}"] = round(float(right[~same].mean()), 4)
+    return figures
+
+
+def facts_of(options: argparse.Namespace, figures: dict[str, float]) -> dict[str, Any]:
+    config = json.loads((options.out / "config.json").read_text(encoding="utf-8"))
+    return {
+        "name": "code-clone",
+        "task": "text-classification",
+        "summary": "A small RoBERTa that says whether two functions do the same: Java and C#, or Python and Python.",
+        "architecture": f"RoBERTa, {config['num_hidden_layers']} layers of width {config['hidden_size']}, "
+        f"{config['num_attention_heads']} heads, both functions in one text: <s> one </s></s> other </s>",
+        "labels": LABELS,
+        "licence": "Apache-2.0 (weights); data under their own terms",
+        "data": "Java and C# forms of one function (CodeXGLUE's code translation, C-UDA) and functions of Python "
+        "3.11's standard library (PSF licence), renamed and rewritten by packages/zoo/train/code_rewrites.py; "
+        f"{NEAR_SHARE:.0%} of the pairs that differ are near misses: functions that share most of its rarer tokens, or "
+        "the same Python function with one operator, number, condition or order of arguments changed",
+        "command": "python packages/zoo/train/code_clone.py --data carry/code "
+        "--base packages/zoo/src/clearhead_zoo/models/code --out packages/zoo/src/clearhead_zoo/models/code-clone "
+        f"--seed {options.seed}{seconds_of(options)}",
+        "figures": figures,
+        "measured": f"{options.count // 2:,} pairs of test functions in each family, half of them the same, drawn as "
+        f"in training; functions of at most {HALF} tokens. Stored files, opened with transformers in float32; the "
+        "test files were read once, for this table.",
+        "use": "For trying out explanations of decisions on pairs of functions. Rewriting trusts that operators mean "
+        "what they usually do. Not for finding copied code.",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Explanations kept beside a run's figures, on request: RUN/explanations/KEY.jsonl.gz, one file a chunk.
+
+A line is one explanation in its JSON form with its example and the class that its protocol wanted explained; a picture
+stands in a line of its own, once for all methods. Equal explanations give equal bytes, as everything in a run.
+"""
+
+import base64
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.bench.data.base import Example
+from clearhead.explanation import from_dict
+from clearhead.files import whole
+from clearhead.joint import AnyExplanation, JointExplanation
+
+FOLDER = "explanations"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One explanation (or, without a method, a picture) as it is written."""
+
+    example: str
+    explained: str
+    method: str
+    form: Mapping[str, Any]
+
+
+def kept(
+    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Sequence[AnyExplanation]]
+) -> Iterator[Kept]:
+    """The explanations of a chunk, as they are written."""
+    for place, example in enumerate(examples):
+        first = next(iter(by_method.values()))[place]
+        if first.picture is not None:
+            yield Kept(example.id, str(explained), "", {"png": _png(first.picture)})
+        for method, own in by_method.items():
+            yield Kept(example.id, str(explained), method, own[place].to_dict(short=True))
+
+
+def write(folder: Path, key: str, every: Iterable[Kept]) -> None:
+    """One chunk's, whole or not at all, beside those that an earlier run of other methods kept of it."""
+    path = folder / FOLDER / f"{key}.jsonl.gz"
+    path.parent.mkdir(exist_ok=True)
+    before = gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else []
+    lines = [json.dumps(vars(one), ensure_ascii=False, allow_nan=False) for one in every]
+    with whole(path) as partial:
+        partial.write_bytes(gzip.compress("\n".join(dict.fromkeys([*before, *lines])).encode(), mtime=0))
+
+
+def keeps(folder: Path, key: str) -> bool:
+    return (folder / FOLDER / f"{key}.jsonl.gz").exists()
+
+
+def read(folder: Path, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
+    """Those of these examples and methods, with their pictures; of several classes that were explained, the first."""
+    forms: dict[tuple[str, str], Mapping[str, Any]] = {}
+    pictures: dict[str, Any] = {}
+    names = {example for example, _ in wanted}
+    for path in sorted((folder / FOLDER).glob("*.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                one = json.loads(line)
+                if one["example"] in names and not one["method"]:
+                    pictures[one["example"]] = _opened(one["form"]["png"])
+                elif (one["example"], one["method"]) in wanted:
+                    forms.setdefault((one["example"], one["method"]), one["form"])
+    return {(example, m): _pictured(from_dict(form), pictures.get(example)) for (example, m), form in forms.items()}
+
+
+def _pictured(explanation: AnyExplanation, picture: Any) -> AnyExplanation:
+    if picture is None:
+        return explanation
+    parts = {
+        stream: replace(part, picture=picture) if part.units.boxes is not None else part
+        for stream, part in explanation.parts.items()
+    }
+    return next(iter(parts.values())) if len(parts) == 1 else JointExplanation(parts)
+
+
+def _png(picture: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _opened(png: str) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"))

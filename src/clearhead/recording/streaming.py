@@ -1,0 +1,285 @@
+"""Attention without its maps: the fastest exact kernel forward, and backward one tile of rows after another.
+
+    A[i] = softmax(q_i Kᵀ s + mask_i),     ∂y/∂A[i] = ∂y/∂o_i Vᵀ          i: the queries of one tile
+
+A tile holds whole rows, so that its softmax needs nothing of other tiles, and is made by the model's own eager
+attention, called with some of the queries: position biases, soft caps, sinks, windows and grouped heads stay exact.
+What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients; no map of all
+queries is ever there. Memory is queries, keys and values of each layer and one tile; with activation checkpointing
+(`checkpointing.py`) of one layer and one tile.
+
+A `Kernel` that cuts the keys, too, takes the place of the loop for calls that it knows how to make, where all that
+methods want are sums (`reduce.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.tiles import TORCH, Tiles
+from clearhead.recording.tiles import Gradients as Gradients
+
+#: How many numbers a map of one tile may hold (16 MiB in float32); but a tile has some rows at least.
+CELLS = 2**22
+LEAST_ROWS = 16
+
+#: What is handed each tile: its queries, their attention, and the gradient of it (None: there is none).
+FoldTile = Callable[[slice, Float[Tensor, "batch head query key"], Tensor | None], None]
+
+
+@dataclass
+class Streamed:
+    """One attention call whose maps are made tile by tile, as often as they are asked for.
+
+    forward: the kernel that makes the output at once; None where only the model's eager attention is exact
+    mask: which keys each query sees (or what is added to the scores); causal: it sees none that comes after it
+    """
+
+    eager: Callable[..., tuple[Tensor, Tensor]]
+    forward: Callable[..., tuple[Tensor, Any]] | None
+    module: nn.Module
+    mask: Tensor | None
+    causal: bool
+    more: Mapping[str, Any]
+    tiles: Tiles
+    #: Queries, keys, values, and what a kernel wants of its forward pass.
+    held: tuple[Tensor, ...] | None = None
+    #: What holds them until the backward pass comes here.
+    holder: Any = None
+    #: Through which of autograd's edges a gradient passes that has passed the attention.
+    edge: Any = None
+    #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
+    arrives: Callable[[Tensor], Gradients] | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"]:
+        self.held = (query.detach(), key.detach(), value.detach())
+        self.outline = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
+        self.kernel = self.tiles.kernel if self.tiles.kernel and self.tiles.kernel.takes(self, ()) else None
+        self.tiles.ran.add(self.kernel.name if self.kernel else TORCH)
+        if query.requires_grad:
+            self.edge = torch.autograd.graph.get_gradient_edge(query)
+        output: Tensor = _Attend.apply(query, key, value, self)
+        if output.requires_grad:
+            self.held = None  # autograd keeps them, or makes them again
+        return output
+
+    def release(self) -> None:
+        """Let go of everything that this call holds."""
+        self.held = self.holder = self.edge = self.arrives = None
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        if self.held is None:
+            self.held = tuple(part.detach() for part in self.holder.saved_tensors)
+        return self.held
+
+    @property
+    def query(self) -> Float[Tensor, "batch head query width"]:
+        return self._parts()[0]
+
+    @property
+    def key(self) -> Float[Tensor, "batch kv_head key width"]:
+        return self._parts()[1]
+
+    @property
+    def value(self) -> Float[Tensor, "batch kv_head key width"]:
+        return self._parts()[2]
+
+    @property
+    def saved(self) -> tuple[Tensor, ...]:
+        """What the kernel wanted of its forward pass."""
+        return self._parts()[3:]
+
+    @property
+    def scaling(self) -> float:
+        given = self.more.get("scaling")
+        return self.query.shape[3] ** -0.5 if given is None else float(given)
+
+    def output(self) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        if self.kernel is not None:
+            return self.kernel.output(self)
+        query, key, value = self._parts()
+        if self.forward is not None:
+            return self.forward(self.module, query, key, value, self.mask, **self.more)[0], ()
+        parts = [
+            self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
+            for rows, keys in self._spans(hidden=False)
+        ]
+        return torch.cat(parts, dim=1), ()
+
+    def back(self, gradient: Float[Tensor, "*target batch query head width"]) -> Gradients:
+        """The backward pass comes here: ∂y/∂query, ∂y/∂key and ∂y/∂value, and whatever else is made of it."""
+        flat = gradient.reshape(-1, *gradient.shape[-3:])
+        if self.arrives is not None:
+            found = self.arrives(flat)
+        else:
+            found = self.gradients(flat)
+            self.release()
+        dq, dk, dv = (part.reshape(*gradient.shape[:-3], *part.shape[1:]) for part in found)
+        return dq, dk, dv
+
+    def gradients(self, gradient: Float[Tensor, "row query head width"]) -> Gradients:
+        """∂y/∂query, ∂y/∂key and ∂y/∂value, target × sample."""
+        if self.kernel is not None:
+            parts = [self.kernel.backward(self, one, ())[0] for one in gradient.split(len(self.query))]
+            return _joined(parts)
+        found = self.sweep(gradient, None, backward=True)
+        assert found is not None
+        return found
+
+    def sums(
+        self, gradient: Tensor | None, reductions: Sequence[Reduce] | None, targets: int, backward: bool
+    ) -> tuple[Gradients | None, list[Tensor]] | None:
+        """The sums, by the kernel, and `backward` the gradients, too; None where tiles are needed."""
+        if self.kernel is None or reductions is None or not self.kernel.takes(self, reductions):
+            return None
+        size = len(self.query)
+        gradients: list[Gradients] = []
+        sums: list[list[Tensor]] = []
+        for target in range(targets):
+            own = slice(target * size, (target + 1) * size)
+            wanted = [
+                replace(one, rows=None if one.rows is None else one.rows[own].to(self.query.device))
+                for one in reductions
+            ]
+            if backward and gradient is not None:
+                found, parts = self.kernel.backward(self, gradient[own], wanted)
+                gradients.append(found)
+            else:
+                parts = self.kernel.reduced(self, None if gradient is None else gradient[own], wanted)
+            sums.append(parts)
+        return _joined(gradients) if gradients else None, [torch.cat(parts) for parts in zip(*sums, strict=True)]
+
+    def sweep(
+        self,
+        gradient: Float[Tensor, "row query head width"] | None,
+        fold: FoldTile | None,
+        backward: bool = False,
+    ) -> Gradients | None:
+        """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients.
+
+        The gradient is that of one target, or of several (target × sample), for which the tile is made once.
+        """
+        whole, differentiates = self._parts()[:3], gradient is not None
+        each = () if gradient is None else gradient.split(len(whole[0]))
+        sums = [part.new_zeros((len(each), *part.shape), dtype=_wide(part.dtype)) for part in whole if backward]
+        for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(1, len(each))):
+            places = (rows, keys, keys)
+            # a model in half precision has its relevance in float32 all the same
+            parts = [part[:, :, at].to(_wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
+            parts = [part.requires_grad_(differentiates) for part in parts]
+            with torch.set_grad_enabled(differentiates):
+                output, attention = self._tile(rows, keys, *parts)
+            nodes = (attention, *parts) if backward else (attention,)
+            slopes: list[Tensor] = []
+            for i, one in enumerate(each):
+                more = i + 1 < len(each)
+                found = torch.autograd.grad(output, nodes, one[:, rows].to(output.dtype), retain_graph=more)
+                slopes.append(found[0])
+                for sum_, at, part in zip(sums, places, found[1:], strict=False):
+                    sum_[i, :, :, at] += part
+            if fold is not None:
+                around = (keys.start, whole[1].shape[2] - keys.stop)
+                fold(rows, pad(attention.detach(), around), pad(torch.cat(slopes), around) if slopes else None)
+        if not backward:
+            return None
+        dq, dk, dv = (sum_.flatten(0, 1).to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
+        return dq, dk, dv
+
+    def _tile(
+        self, rows: slice, keys: slice, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
+        """The model's own attention of some queries to some keys."""
+        more = {name: self._cut(part, rows, keys) for name, part in self.more.items()}
+        return self.eager(self.module, query, key, value, self._added(rows, keys, query.dtype), **more)
+
+    def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
+        """The tile's part of what lies along queries and keys, as position biases do."""
+        _, _, queries, count = self.outline.shape
+        if not isinstance(part, Tensor) or part.dim() != 4 or part.shape[3] != count:
+            return part
+        part = part[..., keys]
+        return part[:, :, rows] if part.shape[2] == queries else part
+
+    def _added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
+        """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
+        seen = self._seen(rows)
+        if seen is None:
+            return None if self.mask is None else self._cut(self.mask, rows, keys)
+        # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
+        least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+        added = torch.zeros_like(seen[..., keys], dtype=dtype)
+        return added.masked_fill_(~seen[..., keys], least)
+
+    def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
+        """Which keys these queries see; None where that is not said in so many words."""
+        count = self.outline.shape[3]
+        if self.causal:
+            device = self.query.device
+            places = torch.arange(rows.start, rows.stop, device=device)
+            return (torch.arange(count, device=device) <= places[:, None])[None, None]
+        if self.mask is None or self.mask.dtype != torch.bool:
+            return None
+        return self._cut(self.mask, rows, slice(0, count))
+
+    def _spans(self, hidden: bool, targets: int = 1) -> Iterator[tuple[slice, slice]]:
+        """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
+        batch, heads, count, width = self.outline.shape
+        size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
+        for start in range(0, count, size):
+            rows = slice(start, min(start + size, count))
+            seen = None if hidden else self._seen(rows)
+            places = [] if seen is None else seen.any((0, 1, 2)).nonzero().flatten().tolist()
+            yield rows, slice(places[0], places[-1] + 1) if places else slice(0, width)
+
+
+class _Attend(torch.autograd.Function):
+    """The output at once; its gradient through tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Streamed) -> Tensor:
+        output, saved = call.output()
+        ctx.save_for_backward(query, key, value, *saved)
+        ctx.call, call.holder = call, ctx
+        call.held = (*call.held, *saved) if call.held else None
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        call: Streamed = ctx.call
+        if torch._C._are_functorch_transforms_active():
+            return *_Back.apply(gradients[0], call), None
+        return *call.back(gradients[0]), None
+
+
+class _Back(torch.autograd.Function):
+    """What a call does when the backward pass of several targets comes to it: all of them at once."""
+
+    @staticmethod
+    def forward(gradient: Tensor, call: Streamed) -> Gradients:
+        return call.back(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, gradient: Tensor, call: Streamed) -> tuple[Gradients, tuple[int, int, int]]:
+        where = dims[0]
+        every = gradient[None].expand(info.batch_size, *gradient.shape) if where is None else gradient.movedim(where, 0)
+        return call.back(every), (0, 0, 0)
+
+
+def _joined(parts: Sequence[Gradients]) -> Gradients:
+    dq, dk, dv = (torch.cat(same) for same in zip(*parts, strict=True))
+    return dq, dk, dv
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Wide enough to add up in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,0 +1,70 @@
+"""What a streaming pass does with the maps that are never whole, and what makes sums of them at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.tape import Call
+
+if TYPE_CHECKING:
+    from clearhead.recording.streaming import Streamed
+
+#: What the certificate calls the loop over tiles.
+TORCH = "torch tiles"
+#: ∂y/∂query, ∂y/∂key and ∂y/∂value.
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+class Kernel(Protocol):
+    """Makes the output of a call, its gradients, and sums of its maps."""
+
+    #: What the certificate says.
+    name: str
+
+    def takes(self, call: "Streamed", reductions: Sequence[Reduce]) -> bool:
+        """Whether it makes exactly this attention, whose rows must sum to one, and these sums."""
+
+    def output(self, call: "Streamed") -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
+        """The output, and what is to be in `call.saved` on the way back."""
+
+    def backward(
+        self, call: "Streamed", gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
+    ) -> tuple[Gradients, list[Tensor]]:
+        """∂y/∂query, ∂y/∂key and ∂y/∂value, and the sums."""
+
+    def reduced(self, call: "Streamed", gradient: Tensor | None, reductions: Sequence[Reduce]) -> list[Tensor]:
+        """The sums alone; without a gradient, those of attention."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a streaming pass does with tiles.
+
+    fold: gets a call with the maps of a tile, its queries, and the number of the sweep; a call is complete when the
+    recorder hands it over. sweeps: how often it is to see every tile. hidden: whether it reads the gradient where
+    attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
+    kernel: makes calls at once that it takes. reductions: the sums that are enough for a call (None: tiles are needed);
+    reduced: gets them, in the place of tiles
+    checkpoint: whether layers are computed again on the way back, so that memory is one layer's
+    """
+
+    fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
+    sweeps: int = 1
+    hidden: bool = False
+    rows: int | None = None
+    kernel: Kernel | None = None
+    reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
+    reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
+    checkpoint: bool = False
+    #: The names of the kernels that ran.
+    ran: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """What the certificate says."""
+        names = " and ".join(sorted(self.ran or {TORCH}))
+        return f"streaming: {names}{', layers computed twice' if self.checkpoint else ''}"

@@ -1,0 +1,214 @@
+// Attention: every head at a glance, one head as a matrix and as links, and how what is read comes up through the layers.
+import { h, choice, unpacked } from "./dom.js";
+import { number, short } from "./format.js";
+import { isDark, styled, whenColoursChange } from "./colour.js";
+import { cells, matrix } from "./matrix.js";
+import { links } from "./links.js";
+import { cursor, hush, tell } from "./tip.js";
+
+const weightOf = (byte) => (byte / 255) ** 2;
+const said = (weight) => number(weight, 2);
+
+export const attention = (document_, options = {}) => {
+  const { tokens, patterns, tiles, size } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
+  const area = size * size, exact = size === tokens.length;
+  const tileOf = (layer, head) => bytes.subarray((layer * heads + head) * area, (layer * heads + head + 1) * area);
+  const state = { layer: layers - 1, head: 0, way: 0 };
+  const below = h("div", { class: "ch-head-of" });
+  const show = async (layer, head) => {
+    Object.assign(state, { layer, head });
+    layerOf.value = layer;
+    headOf.value = head;
+    overview.choose(layer, head);
+    const whole = exact ? tileOf(layer, head) : await options.tile?.(layer, head);
+    if (state.layer !== layer || state.head !== head) return; // another was chosen while this one came
+    below.replaceChildren(...oneHead(document_, layer, head, whole, tileOf(layer, head), state));
+  };
+  const pick = (name, count, own) => h("select", { change: () => show(Number(layerOf.value), Number(headOf.value)) },
+    Array.from({ length: count }, (_, place) => h("option", { value: place, selected: place === own }, `${name} ${place}`)));
+  const layerOf = pick("layer", layers, state.layer), headOf = pick("head", heads, 0);
+  const overview = everyHead(layers, heads, size, tileOf, (layer, head) => [
+    [`layer ${layer}, head ${head}`, ""], [patterns[layer][head], ""],
+    ...(document_.beside ? [["on average over others", document_.beside[layer][head]]] : [])], show);
+  show(state.layer, 0);
+  return h("section", { class: "ch-input ch-attention" },
+    options.head !== false && h("h2", null, document_.heading),
+    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${tokens.length} units · the row of ${tokens[document_.row]} is read`),
+    h("div", { class: "ch-panels" },
+      h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top. Choose a head to look at it."), overview),
+      h("div", { class: "ch-panel" }, h("h3", null, "One head"),
+        h("p", { class: "ch-picks" }, h("label", null, "Layer ", layerOf), h("label", null, "Head ", headOf)), below)),
+    h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depth(document_)),
+    h("p", { class: "ch-note" }, document_.says));
+};
+
+// Small maps side by side on one canvas, the deepest layer on top.
+const everyHead = (layers, heads, size, tileOf, told, choose) => {
+  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(390 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
+  const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
+  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `A map for each of ${layers} × ${heads} heads` });
+  let chosen = [layers - 1, 0], pointed = null, sheet = null;
+  const corner = (layer, head) => [left + head * (edge + gap), top + (layers - 1 - layer) * (edge + gap)];
+  const scale = Math.max(1, devicePixelRatio * 1.5);
+  // All maps, drawn once; frames come over them.
+  const maps = () => {
+    const made = h("canvas", { width: width * scale, height: height * scale }), context = made.getContext("2d"), dark = isDark(canvas);
+    context.scale(scale, scale);
+    context.imageSmoothingEnabled = size > edge;
+    context.font = "11px ui-sans-serif, system-ui, sans-serif";
+    context.fillStyle = styled(canvas.parentElement, "--soft");
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.strokeStyle = styled(canvas.parentElement, "--rule");
+    for (let head = 0; head < heads; head++) context.fillText(head, left + head * (edge + gap) + edge / 2, 8);
+    for (let layer = 0; layer < layers; layer++) {
+      context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
+      for (let head = 0; head < heads; head++) {
+        const at = corner(layer, head);
+        context.drawImage(cells(tileOf(layer, head), size, size, 255, dark, true), ...at, edge, edge);
+        context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
+      }
+    }
+    return made;
+  };
+  const draw = (fresh) => {
+    if (fresh || !sheet) sheet = maps();
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = canvas.getContext("2d");
+    context.drawImage(sheet, 0, 0);
+    context.scale(scale, scale);
+    for (const [place, colour, line] of [[pointed, "--ink", 1.5], [chosen, "--accent", 2.5]]) {
+      if (!place) continue;
+      context.strokeStyle = styled(canvas.parentElement, colour);
+      context.lineWidth = line;
+      const [x, y] = corner(...place);
+      context.strokeRect(x - 1, y - 1, edge + 2, edge + 2);
+    }
+  };
+  const point = (layer, head, aloud) => {
+    pointed = [layer, head];
+    draw();
+    const box = canvas.getBoundingClientRect(), [x, y] = corner(layer, head);
+    tell(canvas, told(layer, head), { left: box.left + x, right: box.left + x + edge, top: box.top + y, bottom: box.top + y + edge }, aloud);
+  };
+  const leave = () => { if (pointed) { pointed = null; draw(); hush(canvas); } };
+  const place = (event) => {
+    const head = Math.floor((event.offsetX - left) / (edge + gap)), up = Math.floor((event.offsetY - top) / (edge + gap));
+    return head >= 0 && head < heads && up >= 0 && up < layers ? [layers - 1 - up, head] : null;
+  };
+  canvas.addEventListener("pointermove", (event) => { const at = place(event); if (!at) leave(); else if (String(at) !== String(pointed)) point(...at); });
+  canvas.addEventListener("pointerleave", leave);
+  canvas.addEventListener("click", (event) => { const at = place(event); if (at) choose(...at); });
+  const frame = h("div", { class: "ch-scroll", tabindex: 0, role: "group", "aria-label": "Heads: arrow keys move from one to the next, Enter shows it" }, canvas);
+  cursor(frame, () => [layers, heads], (row, head) => point(layers - 1 - row, head, true), leave, (row, head) => choose(layers - 1 - row, head));
+  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(true); } });
+  seen.observe(frame);
+  whenColoursChange(canvas, () => draw(true));
+  frame.choose = (layer, head) => { chosen = [layer, head]; if (canvas.isConnected) draw(); };
+  return frame;
+};
+
+// whole: every weight in bytes, if there is one; pooled: the largest in each block.
+const oneHead = (document_, layer, head, whole, pooled, state) => {
+  const { tokens, size, patterns, beside } = document_, n = tokens.length, box = h("div");
+  const average = beside ? `; on average ${beside[layer][head]}` : "";
+  const show = (way) => {
+    state.way = way;
+    box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
+  };
+  const map = () => {
+    if (whole) {
+      return matrix({ rows: tokens, columns: tokens, values: whole, full: 255, weights: true, square: true, largest: 22, room: 560, table: false,
+        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${tokens[key]}`, said(weightOf(whole[query * n + key]))]] });
+    }
+    const start = (block) => Math.floor(block * n / size), names = Array.from({ length: size }, (_, block) => `${start(block)} ${tokens[start(block)]} …`);
+    return h("div", null, matrix({ rows: names, columns: names, values: pooled, full: 255, weights: true, square: true, room: 560, largest: 6, table: false,
+      label: "Attention, blocks of units", told: (query, key) => [[`${names[query]} → ${names[key]}`, `at most ${said(weightOf(pooled[query * size + key]))}`]] }),
+    h("p", { class: "ch-note" }, `Summarised: ${n} units in ${size} blocks, the largest weight of each.`));
+  };
+  show(state.way);
+  return [h("p", { class: "ch-note" }, `Layer ${layer}, head ${head}: ${patterns[layer][head]}${average}`),
+    choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box];
+};
+
+// A head's links: every one of a short input, the strongest of a long one.
+const linksOf = (document_, layer, head, whole) => {
+  const { tokens } = document_, n = tokens.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
+  const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
+  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`;
+  return h("div", null, h("p", { class: "ch-note" }, note),
+    links({ left: tokens, right: tokens, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
+};
+
+const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
+
+const kept = ({ ends, weights }) => {
+  const pairs = unpacked(ends);
+  return Array.from(unpacked(weights), (byte, place) => [pairs[2 * place], pairs[2 * place + 1], weightOf(byte)]);
+};
+
+// Raw attention, rollout and flow of the row that is read: as a table of layers, and as a layered graph.
+const depth = (document_) => {
+  const kinds = Object.keys(document_.depth), box = h("div"), state = { kind: Math.max(0, kinds.indexOf("rollout")), way: 0 };
+  const show = () => {
+    const packed = document_.depth[kinds[state.kind]], values = packed.numbers ??= unpacked(packed), layers = packed.shape[0];
+    if (state.way === 1) return box.replaceChildren(graph(document_, values, packed.full));
+    const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), n = document_.tokens.length;
+    const turned = Float32Array.from({ length: values.length }, (_, place) => values[order[Math.floor(place / n)] * n + (place % n)]);
+    box.replaceChildren(matrix({ rows: order.map((layer) => `layer ${layer}`), columns: document_.tokens, values: turned, full: packed.full, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
+      told: (row, unit) => [[`layer ${order[row]}, ${document_.tokens[unit]}`, number(turned[row * n + unit], 3)]] }));
+  };
+  show();
+  return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },
+    choice("What is followed", kinds, state.kind, (kind) => { state.kind = kind; show(); }),
+    choice("How it is drawn", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
+};
+
+// Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
+const graph = (document_, values, full) => {
+  const { units, links: every, of } = document_.graph, tokens = document_.tokens, n = tokens.length, layers = values.length / n;
+  const ROW = 20, LEFT = 130, step = Math.max(70, Math.min(150, 820 / layers)), WIDE = LEFT + layers * step + 44, HIGH = units.length * ROW + 30;
+  const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": "Layered graph of attention; the table beside it has the same figures" });
+  const draw = () => {
+    const scale = Math.max(1, devicePixelRatio * 1.5), home = canvas.parentElement;
+    canvas.width = WIDE * scale;
+    canvas.height = HIGH * scale;
+    canvas.style.width = `${WIDE}px`;
+    canvas.style.height = `${HIGH}px`;
+    const context = canvas.getContext("2d"), y = (place) => 28 + (place + 0.5) * ROW, x = (layer) => LEFT + layer * step;
+    context.scale(scale, scale);
+    context.strokeStyle = styled(home, "--link");
+    for (const [layer, query, key, weight] of every) {
+      context.globalAlpha = Math.min(1, 0.08 + weight);
+      context.lineWidth = 0.6 + 3 * weight;
+      context.beginPath();
+      context.moveTo(x(layer), y(key));
+      context.bezierCurveTo(x(layer + 0.5), y(key), x(layer + 0.5), y(query), x(layer + 1), y(query));
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+    context.font = "12px ui-sans-serif, system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    context.fillStyle = styled(home, "--ink");
+    units.forEach((unit, place) => context.fillText(short(tokens[unit], 17), LEFT - 10, y(place)));
+    context.fillStyle = styled(home, "--soft");
+    context.textAlign = "center";
+    for (let layer = 0; layer <= layers; layer++) context.fillText(layer ? `layer ${layer - 1}` : "input", x(layer), 10);
+    context.fillStyle = styled(home, "--accent");
+    for (let layer = 0; layer < layers; layer++) units.forEach((unit, place) => {
+      context.beginPath();
+      context.arc(x(layer + 1), y(place), 1.5 + 6 * Math.sqrt(Math.max(0, values[layer * n + unit]) / full), 0, 2 * Math.PI);
+      context.fill();
+    });
+  };
+  const frame = h("div", { class: "ch-scroll ch-tall", tabindex: 0, role: "region", "aria-label": "Layered graph" }, canvas);
+  const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
+  seen.observe(frame);
+  whenColoursChange(canvas, draw);
+  const less = of > units.length ? ` Summarised: the ${units.length} units of ${of} that matter most.` : "";
+  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in the row that is read.${less}`), frame);
+};

@@ -1,0 +1,125 @@
+"""The page that `clearhead bias code` ends in."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clearhead.bias.groups import RATE
+from clearhead.show import code
+from clearhead.show.markup import Markup
+from clearhead.show.sheets import drawn, said, section, table, write
+
+if TYPE_CHECKING:
+    from clearhead.bias.code_study import CodeStudy
+
+CLASSES = (
+    "All numbers are multiples of what chance gives: 1 is what a class would get if every token were looked at alike "
+    "(or had the same score). That corrects for frequent classes and for long inputs. Special tokens are a class of "
+    "their own. Intervals are over questions, one number each."
+)
+TESTED = (
+    "One number a question, head and class (log₂ of the multiple). Labels are shuffled among questions of like length; "
+    "p is corrected by Benjamini and Hochberg over all cells. No question is left out for being far from the mean."
+)
+DETECTOR = (
+    "The chance that a wrong answer is ranked above a right one; 0.5 is none. What is fitted is judged on questions "
+    "that it was not fitted on. Confidence is the probability of the model’s own answer, used as it is."
+)
+MOST = 30
+
+
+def code_page(found: "CodeStudy", path: str | Path) -> Path:
+    """Rightness, classes, parts, right against wrong, the detector, and what another model does."""
+    parts: list[Markup | None] = [_rightness(found), _classes(found), _parts(found), _groups(found)]
+    parts += [_attribution(found), _detector(found), _change(found)]
+    told = ", ".join(f"{name} {said(value)}" for name, value in found.settings.items())
+    left_out = "".join(f" Not done: {words}." for words in found.left_out)
+    return write(path, f"clearhead · {found.model}", "Syntax in a code model", parts, f"{told}.{left_out}")
+
+
+def _rightness(found: "CodeStudy") -> Markup:
+    rows = [["all", len(found.by_class), found.accuracy], *(list(line.values()) for line in found.rightness())]
+    return section("How often is it right?", table(["asked for", "questions", "right"], rows))
+
+
+def _lines(lines: list[dict[str, Any]]) -> Markup:
+    return table(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _classes(found: "CodeStudy") -> Markup:
+    own = found.by_class
+    return section(
+        "What is looked at: classes",
+        _lines(found.table(own)),
+        drawn(code.by_layer(own), "attention received by class and layer, every head a point"),
+        drawn(code.looking(own), "which class looks at which"),
+        note=CLASSES,
+    )
+
+
+def _parts(found: "CodeStudy") -> Markup:
+    figure = drawn(code.by_layer(found.by_part), "attention received by part of the tree and layer")
+    return section("What is looked at: parts of the tree", _lines(found.table(found.by_part)), figure)
+
+
+def _groups(found: "CodeStudy") -> Markup | None:
+    if found.attention is None:
+        return None
+    lines, tested = found.discoveries(), int((~np.isnan(found.attention.p)).sum())
+    plain = int((found.attention.p < RATE).sum())
+    words = (
+        f"{len(lines)} of {tested} cells differ at a rate of false discoveries of {RATE:g}; {plain} have p < {RATE:g} "
+        f"before the correction, where chance alone gives about {RATE * tested:.0f}. "
+    )
+    return section(
+        "Right answers against wrong ones",
+        drawn(code.p_map(found.attention, found.by_class.classes), "p of each head and class"),
+        drawn(code.boxes(found.by_class), "attention received in right and wrong answers"),
+        _lines(lines[:MOST]) if lines else None,
+        note=words + TESTED,
+    )
+
+
+def _attribution(found: "CodeStudy") -> Markup | None:
+    if found.attribution is None:
+        return None
+    methods, own = list(found.by_class.attributed), found.attribution
+    rows = [
+        [
+            name,
+            *(
+                f"{said(float(own.delta[row, place]))} (q {said(float(own.q[row, place]))})"
+                for row in range(len(methods))
+            ),
+        ]
+        for place, name in enumerate(found.by_class.classes)
+    ]
+    note = "Cliff’s delta, right − wrong: above zero, right answers rest more on the class. q: p after the correction."
+    return section("Attribution, right against wrong", table(["class", *methods], rows), note=note)
+
+
+def _detector(found: "CodeStudy") -> Markup | None:
+    if found.detection is None:
+        return None
+    rows: list[list[Any]] = [[name, own] for name, own in found.detection.auroc.items()]
+    rows.append(["syntax and confidence − confidence", found.detection.gain])
+    verdict = "Syntax adds to confidence. " if found.detection.helps else "Syntax adds nothing that could be shown. "
+    note = f"{verdict}{found.detection.wrong} of {len(found.by_class)} answers are wrong. {DETECTOR}"
+    return section("Can one tell that it is wrong?", table(["from", "AUROC"], rows), note=note)
+
+
+def _change(found: "CodeStudy") -> Markup | None:
+    if found.change is None:
+        return None
+    tested = int((~np.isnan(found.change.p)).sum())
+    note = (
+        f"The same questions put to {found.other}: {int(found.change.found.sum())} of {tested} cells differ. p by "
+        "flipping the signs of each question’s difference, corrected as above."
+    )
+    rows = [
+        [name, float(np.nanmean(found.change.difference[..., place])), int(found.change.found[..., place].sum())]
+        for place, name in enumerate(found.by_class.classes)
+    ]
+    figure = drawn(code.p_map(found.change, found.by_class.classes), "p of each head and class")
+    return section("Against another model", table(["class", "mean change (log₂)", "heads"], rows), figure, note=note)

@@ -1,0 +1,140 @@
+"""The API described: requests from their classes, results by the same schema as `to_dict()`."""
+
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from clearhead.methods.base import REGISTRY
+
+_ONE = {"anyOf": [{"$ref": "#/components/schemas/Explanation"}, {"$ref": "#/components/schemas/JointExplanation"}]}
+_PICTURE = {"type": ["string", "null"], "description": "The picture as the model saw it, as a data: address."}
+_SAID = {
+    400: "Not addressed to this server, or no JSON.",
+    401: "The token is missing or wrong.",
+    403: "From another page.",
+    404: "There is no such thing.",
+    405: "Not with this method.",
+    408: "The request did not come in time.",
+    413: "Too much was sent.",
+    422: "What was asked cannot be done; the error says why, and what can.",
+    429: "Too many wait. Retry-After says in how many seconds to come again.",
+}
+EVENTS = {
+    "description": "One JSON object a line: queued, started, progress, explanation, comparison, view, problem; at last "
+    "done, cancelled or expired.",
+    "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Event"}}},
+}
+FORMS: dict[str, Any] = {
+    "explanations": {
+        "description": "Every result by its method, and what could not be done and why.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["explanations", "problems"],
+                    "properties": {
+                        "explanations": {"type": "object", "additionalProperties": _ONE},
+                        "problems": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "comparison": {"type": ["object", "null"]},
+                        "picture": _PICTURE,
+                    },
+                }
+            }
+        },
+    },
+    "shown": {
+        "description": "What the file holds, and how the page draws it.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["explanations", "view"],
+                    "properties": {
+                        "explanations": {"type": "array", "items": _ONE},
+                        "pictures": {"type": "array", "items": _PICTURE},
+                        "view": {"type": "object"},
+                    },
+                }
+            }
+        },
+    },
+    "shared": {
+        "description": "The file.",
+        "content": {"text/html": {"schema": {"type": "string"}}, "application/octet-stream": {}},
+    },
+    "file": {
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+}
+_EVENT = {
+    "type": "object",
+    "required": ["event"],
+    "properties": {
+        "event": {
+            "enum": [
+                *("queued", "started", "progress", "explanation", "comparison", "view", "problem"),
+                *("done", "cancelled", "expired"),
+            ]
+        },
+        "id": {"type": "string", "description": "queued: what to cancel it by."},
+        "seconds": {"type": "number", "description": "queued: when it ends at the latest; else how long it took."},
+        "methods": {"type": "array", "items": {"type": "string"}},
+        "method": {"type": "string"},
+        "inputs": {"type": "integer", "description": "progress: how many inputs the model was shown."},
+        "of": {"type": "integer", "description": "progress: how many it will be, by the method's declared cost."},
+        "explanation": _ONE,
+        "picture": _PICTURE,
+        "message": {"type": "string"},
+    },
+}
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+
+def answers(*codes: int, ok: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+    """The answers of one route: those of its own, and those that every route has."""
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    made: dict[int | str, dict[str, Any]] = {
+        code: {"description": _SAID[code], "content": content} for code in sorted({*codes, 400, 401, 403, 405, 408})
+    }
+    json_ok = {"description": "As asked.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {200: ok or json_ok, **made}
+
+
+def described(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
+        _name(made, list(models))
+        parts = made.setdefault("components", {}).setdefault("schemas", {})
+        parts |= {"Explanation": _schema("explanation"), "JointExplanation": _schema("joint_explanation")}
+        parts |= {"Event": _EVENT, "Error": _ERROR}
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def _name(made: dict[str, Any], models: list[str]) -> None:
+    """The models and methods that there are, where one is to be named."""
+    parts = made["components"]["schemas"]
+    for ask in ("Ask", "Input"):
+        parts[ask]["properties"]["model"]["enum"] = models
+    parts["Ask"]["properties"]["methods"]["items"]["enum"] = sorted(REGISTRY)
+    for parameter in made["paths"]["/api/model"]["get"]["parameters"]:
+        if parameter["name"] == "name":
+            parameter["schema"]["enum"] = models
+
+
+def _schema(name: str) -> Any:
+    """A schema of a result, as a part of this document: its references point into it."""
+    text = (files("clearhead") / f"{name}.schema.json").read_text(encoding="utf-8")
+    here = "#/components/schemas/Explanation"
+    text = text.replace('"#/$defs/', f'"{here}/$defs/').replace('"urn:clearhead:explanation:1" }', f'"{here}" }}')
+    found = json.loads(text)
+    for key in ("$schema", "$id"):
+        del found[key]
+    return found

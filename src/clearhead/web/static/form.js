@@ -1,0 +1,173 @@
+// What is asked: the form, made anew for each model from what the server says about it.
+import { h } from "./assets/dom.js";
+import { get } from "./talking.js";
+
+const id = (name) => document.getElementById(name);
+const PREDICTED = "";
+
+export class Form {
+  constructor(limits, complain) {
+    this.limits = limits;
+    this.complain = complain;
+    this.about = null;
+    this.picture = null;
+    this.chosen = new Set(["generic"]);
+    this.sample = "";
+    id("model").addEventListener("change", () => this.choose(id("model").value));
+    id("add-pair").addEventListener("click", () => this.showPair(id("pairs").hidden));
+    id("file").addEventListener("change", () => this.take(id("file").files[0]));
+    id("use-example").addEventListener("change", () => this.showInputs());
+    id("no-picture").addEventListener("click", () => this.drop());
+    id("method-list").addEventListener("change", ({ target }) => this.tick(target));
+    this.listenToDrops();
+  }
+
+  list(models) {
+    id("model").replaceChildren(...models.map(({ name }) => h("option", { value: name }, name)));
+  }
+
+  async choose(name) {
+    try {
+      const about = await get(`api/model?name=${encodeURIComponent(name)}&tried=false`);
+      if (id("model").value !== name) return; // another was chosen meanwhile
+      this.show(about);
+      const tried = await get(`api/model?name=${encodeURIComponent(name)}`);
+      if (this.about?.name === name) this.showMethods(tried.methods);
+    } catch (problem) {
+      this.complain(problem.message);
+    }
+  }
+
+  show(about) {
+    const takes = (stream) => about.takes.includes(stream);
+    this.about = about;
+    id("about").textContent = about.summary ?? about.class;
+    id("examples").hidden = !about.examples;
+    id("use-example").checked = about.examples && !about.sample;
+    id("use-example").disabled = takes("regions");  // nobody here could say where its regions are
+    id("heads").disabled = about.takes.length > 1;
+    if (id("text").value === this.sample) id("text").value = about.sample ?? "";
+    this.sample = about.sample ?? "";
+    this.showPair(false);
+    this.showInputs();
+    id("targets").hidden = about.labels?.length === 1;
+    id("labels").hidden = about.labels === null;
+    id("words").hidden = about.labels !== null;
+    id("place").parentElement.hidden = !about.speaks;
+    const options = (first) => [h("option", { value: PREDICTED }, first), ...(about.labels ?? []).map((label, index) => h("option", { value: index }, label))];
+    id("target").replaceChildren(...options("the prediction"));
+    id("against").replaceChildren(...options("–"));
+    id("word").value = "";
+    this.showMethods(about.methods);
+  }
+
+  showInputs() {
+    const own = !(this.about.examples && id("use-example").checked), { takes } = this.about;
+    id("texts").hidden = !(own && takes.includes("text"));
+    id("pictures").hidden = !(own && takes.includes("image"));
+  }
+
+  showMethods(methods) {
+    const list = id("method-list"), top = list.scrollTop;
+    const first = methods.filter(({ name }) => this.chosen.has(name));
+    list.replaceChildren(...[...new Set([...first, ...methods])].map((method) => {
+      const off = method.applies === false;
+      const box = h("input", { type: "checkbox", value: method.name, disabled: off, "aria-label": `${method.name}, ${off ? `not here: ${method.why_not}` : method.brief}` });
+      box.checked = !off && this.chosen.has(method.name);
+      return h("label", { title: off ? method.why_not : [method.cost, method.note].filter(Boolean).join(". ") },
+        box, h("span", { class: off ? "off" : "" }, method.name), h("span", { class: "cost" }, off ? "not here" : method.brief));
+    }));
+    list.scrollTop = top;
+    this.count();
+  }
+
+  tick(box) {
+    if (box.checked) this.chosen.add(box.value);
+    else this.chosen.delete(box.value);
+    this.count();
+  }
+
+  get methods() {
+    return [...id("method-list").querySelectorAll("input:checked")].map((box) => box.value);
+  }
+
+  count() {
+    const count = this.methods.length;
+    id("chosen").textContent = count > 1 ? `– ${count}, to be compared` : "– tick several to compare them";
+  }
+
+  showPair(shown) {
+    id("pairs").hidden = !shown;
+    id("add-pair").textContent = shown ? "Leave out the second text" : "Add a second text";
+    id("add-pair").setAttribute("aria-expanded", String(shown));
+    if (!shown) id("pair").value = "";
+  }
+
+  listenToDrops() {
+    const over = (shown) => id("drop").classList.toggle("over", shown);
+    addEventListener("dragover", (event) => { event.preventDefault(); over(true); });
+    addEventListener("dragleave", (event) => { if (!event.relatedTarget) over(false); });
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      over(false);
+      const [file] = event.dataTransfer.files;
+      if (file && !file.type.startsWith("image/")) this.onSaved?.(file);
+      else if (file) this.take(file);
+    });
+    addEventListener("paste", (event) => {
+      const file = [...event.clipboardData.files].find(({ type }) => type.startsWith("image/"));
+      if (file) { event.preventDefault(); this.take(file); }
+    });
+  }
+
+  async take(file) {
+    if (!file) return;
+    if (!this.about?.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about?.name ?? "This model"} takes no pictures: choose one that does, such as zoo:pets.`);
+    if (file.size > this.limits.picture_bytes) return this.complain(`The picture is too large: ${this.limits.picture_bytes / 2 ** 20} MiB are the most.`);
+    this.picture = await new Promise((done, fail) => {
+      const reader = new FileReader();
+      reader.addEventListener("load", () => done(reader.result));
+      reader.addEventListener("error", () => fail(reader.error));
+      reader.readAsDataURL(file);
+    });
+    id("preview").src = this.picture;
+    id("preview").alt = `The picture to explain: ${file.name}`;
+    id("drop-words").textContent = file.name;
+    id("use-example").checked = false;
+    this.showInputs();
+    for (const name of ["preview", "no-picture"]) id(name).hidden = false;
+  }
+
+  drop() {
+    this.picture = null;
+    id("file").value = "";
+    id("drop-words").textContent = "Drop a picture here, paste one, or choose a file.";
+    for (const name of ["preview", "no-picture"]) id(name).hidden = true;
+  }
+
+  // The input alone, as the head view takes it.
+  input() {
+    const { name, takes, examples } = this.about;
+    if (examples && id("use-example").checked) return { model: name, example: Number(id("example").value) };
+    const given = { model: name };
+    if (takes.includes("text")) given.text = id("text").value;
+    if (takes.includes("text") && !id("pairs").hidden) given.pair = id("pair").value;
+    if (takes.includes("image") && this.picture) given.image = this.picture.slice(this.picture.indexOf(",") + 1);
+    return given;
+  }
+
+  ask() {
+    const asked = { ...this.input(), methods: this.methods };
+    const number = (value) => (value === PREDICTED ? null : Number(value));
+    if (this.about.labels !== null) return { ...asked, target: number(id("target").value), against: number(id("against").value) };
+    return { ...asked, target: id("word").value.trim() || null, place: (this.about.speaks && id("place").value) || null };
+  }
+
+  // Another class of the same input was asked for.
+  aim({ label, index }) {
+    if (this.about.labels !== null && id("target").options[index + 1]) {
+      id("target").value = String(index);
+      if (id("against").value === String(index)) id("against").value = PREDICTED;
+    } else id("word").value = label;
+  }
+}

@@ -1,0 +1,178 @@
+// The page: asks, listens, shows.
+import { draw } from "./assets/clearhead.js";
+import { Form } from "./form.js";
+import { Result, documentsIn } from "./results.js";
+import { Visit } from "./visit.js";
+import { get, opened, post, stream } from "./talking.js";
+
+const id = (name) => document.getElementById(name);
+let form, running = null;
+
+const say = (words) => { id("status").textContent = words; };
+const complain = (words) => {
+  id("problem").hidden = !words;
+  id("problem").textContent = words ?? "";
+};
+const guarded = (work) => async (...given) => {
+  try {
+    complain(null);
+    await work(...given);
+  } catch (problem) {
+    if (problem.name !== "AbortError") complain(problem.message);
+  }
+};
+
+const show = (result) => {
+  id("empty").hidden = true;
+  id("tools").hidden = result.explanations.length === 0;
+  complain(result.troubles);
+  const aims = result.ask?.model === form?.about?.name && form.about.labels?.length !== 1;
+  result.drawInto(id("view"), aims && ((label) => { form.aim(label); explain(); }));
+  id("head-view").hidden = result.heads === null;
+  if (result.heads) draw(id("head-view"), result.heads);
+};
+const visit = new Visit(id("history"), id("beside"), (result) => { say(""); show(result); });
+
+const progress = (part) => {
+  if (part === null) id("bar").removeAttribute("value");
+  else id("bar").value = part;
+};
+
+// What an event of the stream means for the result, and for what is said about it.
+const listener = (result, total) => {
+  let done = 0;
+  return (event) => {
+    switch (event.event) {
+      case "busy": return say(`Many are waiting: trying again in ${event.seconds} s …`);
+      case "queued": return say(event.before ? `Waiting; ${event.before} before this one …` : "Starting …");
+      case "started": return say(`${event.methods.join(", ")} …`);
+      case "progress":
+        progress((done + Math.min(1, event.inputs / event.of) * 0.95) / total);
+        return say(`${event.methods.join(", ")}: ${Math.min(event.inputs, event.of).toLocaleString("en")} of up to ${event.of.toLocaleString("en")}, ${event.seconds.toFixed(1)} s …`);
+      case "explanation":
+        done += 1;
+        progress(done / total);
+        return result.take(event.explanation, event.picture);
+      case "view":
+        result.view = event.view;
+        if (visit.current === result || !visit.entries.includes(result)) show(result); // unless another is looked at
+        return;
+      case "problem":
+      case "expired":
+        done += event.methods?.length ?? 1;
+        result.trouble(event.message, event.methods);
+        return complain(result.troubles);
+      case "done": return say(`Done in ${event.seconds.toFixed(1)} s.`);
+    }
+  };
+};
+
+const during = async (work) => {
+  const stop = new AbortController();
+  running?.abort();
+  running = stop;
+  id("running").hidden = false;
+  id("cancel").hidden = false;
+  id("results").setAttribute("aria-busy", "true");
+  progress(null);
+  try {
+    await work(stop.signal);
+  } catch (problem) {
+    if (problem.name === "AbortError" && running === stop) say("Cancelled.");
+    throw problem;
+  } finally {
+    if (running === stop) {
+      running = null;
+      id("running").hidden = true;
+      id("cancel").hidden = true;
+      id("results").removeAttribute("aria-busy");
+    }
+  }
+};
+
+const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "a picture" : `example ${ask.example}`);
+const labelOf = (target) => (target === null || target === undefined ? "" : ` → ${form.about.labels?.[target] ?? target}`);
+
+const explain = guarded(async () => {
+  if (!form?.about) throw new Error("No model is ready: reload the page.");
+  const ask = form.ask();
+  if (!ask.methods.length) throw new Error("Tick at least one method.");
+  const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask.target)} · ${ask.methods.join(", ")}`, ask);
+  let listed = false;
+  const listen = listener(result, ask.methods.length);
+  await during((signal) => stream(ask, (event) => {
+    listen(event);
+    if (event.event === "view" && !listed) {
+      listed = true;
+      visit.add(result);
+    }
+  }, signal));
+});
+
+const lookAtHeads = guarded(async () => {
+  if (!form?.about) throw new Error("No model is ready: reload the page.");
+  const given = form.input();
+  say("Looking at every head …");
+  await during(async (signal) => {
+    const { view } = await post("api/attention", given, signal);
+    let result = visit.current;
+    if (!result?.ask || JSON.stringify(given) !== JSON.stringify(inputOf(result.ask))) {
+      result = new Result(titleOf(given), `${given.model.replace("zoo:", "")} · attention`);
+      visit.add(result);
+    }
+    result.heads = view;
+    show(result);
+    say("Every head of every layer is below.");
+    id("head-view").scrollIntoView({ block: "start" });
+  });
+});
+const inputOf = ({ model, text, pair, image, example }) => JSON.parse(JSON.stringify(example === undefined ? { model, text, pair, image } : { model, example }));
+
+const reopen = guarded(async (blob) => {
+  if (!blob) return;
+  const result = new Result(blob.name, "opened from a file");
+  if (/\.html?$/i.test(blob.name)) {
+    const [found] = documentsIn(await blob.text());
+    if (!found) throw new Error(`${blob.name} is no page that clearhead saved.`);
+    result.view = found;
+  } else {
+    const found = await opened(blob);
+    found.explanations.forEach((one, place) => result.take(one, found.pictures[place]));
+    result.view = found.view;
+  }
+  visit.add(result);
+  say(`Opened ${blob.name}.`);
+  show(result);
+});
+
+const beside = guarded(async () => {
+  const chosen = visit.together;
+  const result = new Result(chosen.map(({ title }) => title).join(" | "), "side by side");
+  for (const one of chosen) one.explanations.forEach((explanation, place) => result.take(explanation, one.pictures[place]));
+  result.view = (await post("api/view", result.shown)).view;
+  visit.ticked.clear();
+  visit.add(result);
+  show(result);
+});
+
+const start = guarded(async () => {
+  const [{ limits, version }, { models }] = await Promise.all([get("api/about"), get("api/models")]);
+  id("limits").textContent = `clearhead ${version}. Texts up to ${limits.characters.toLocaleString("en")} characters, pictures up to ${Math.round(limits.picture_bytes / 2 ** 20)} MiB; an answer takes ${limits.seconds} s at most.`;
+  form = new Form(limits, complain);
+  form.onSaved = reopen;
+  form.list(models);
+  await form.choose(models[0].name);
+});
+
+id("ask").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
+id("cancel").addEventListener("click", () => running?.abort());
+id("heads").addEventListener("click", lookAtHeads);
+id("saved").addEventListener("change", async () => { await reopen(id("saved").files[0]); id("saved").value = ""; });
+id("beside").addEventListener("click", beside);
+id("save-page").addEventListener("click", guarded(() => visit.current.savePage()));
+id("save-data").addEventListener("click", guarded(() => visit.current.saveData()));
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); explain(); }
+});
+start();

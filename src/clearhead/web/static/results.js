@@ -1,0 +1,61 @@
+// One result: what came so far, drawn by the renderer, and the files that are made of it.
+import { draw } from "./assets/clearhead.js";
+import { file } from "./talking.js";
+
+export class Result {
+  constructor(title, detail, ask = null) {
+    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: new Map(), view: null, heads: null });
+  }
+
+  take(explanation, picture) {
+    this.explanations.push(explanation);
+    this.pictures.push(picture === undefined ? this.pictures[0] ?? null : picture);
+  }
+
+  // The same trouble with several methods is said once.
+  trouble(message, methods = []) {
+    this.problems.set(message, [...(this.problems.get(message) ?? []), ...methods]);
+  }
+
+  get troubles() {
+    return [...this.problems].map(([message, methods]) => (methods.length ? `${methods.join(", ")}: ${message}` : message)).join("\n");
+  }
+
+  get shown() {
+    return { explanations: this.explanations, pictures: this.pictures };
+  }
+
+  drawInto(element, onLabel) {
+    if (this.view === null) element.replaceChildren();
+    else draw(element, this.view, { onLabel });
+  }
+
+  async savePage() {
+    save(await file("api/share", { ...this.shown, form: "html" }), `${this.name}.html`);
+  }
+
+  async saveData() {
+    if (this.explanations.length === 1) {
+      save(await file("api/share", { ...this.shown, form: "safetensors" }), `${this.name}.safetensors`);
+      return;
+    }
+    const all = { schema: "clearhead/shown", version: 1, ...this.shown };
+    save(new Blob([JSON.stringify(all)], { type: "application/json" }), `${this.name}.json`);
+  }
+
+  get name() {
+    return `why ${this.title}`.replace(/[^\p{L}\p{N} -]/gu, "").trim().slice(0, 40).trim().replace(/ +/g, "-") || "why";
+  }
+}
+
+const save = (blob, name) => {
+  const address = URL.createObjectURL(blob), link = document.createElement("a");
+  Object.assign(link, { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+};
+
+// The documents of a page that was saved earlier: data alone is read out of it, nothing of it runs.
+export const documentsIn = (html) => {
+  return [...html.matchAll(/<script\b[^>]*\bclass="?ch-data\b[^>]*>([^<]*)<\/script>/g)].map(([, data]) => JSON.parse(data));
+};

@@ -1,0 +1,196 @@
+"""The same model and explanations by other people's benchmarks: ERASER's scorer, shap's benchmark, Quantus."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.bench.data import Example, Mask, read
+from clearhead.bench.explaining import explained
+from clearhead.bench.perturbed import PUBLISHED, Pictures, Texts
+from clearhead.bench.rationales import Rationales, word_scores, words_of
+from clearhead.bench.segmentation import Segmentation
+from clearhead.methods.base import Method
+from tests.bench.replicas import eraser_scorer
+from tests.models import explainer, inputs
+
+DOCUMENTS = {
+    "a.txt": "I like the movie . so so good it is a wonderful film\nyou look extremely confused",
+    "b.txt": "so boring ! she hates the book because it isn't good , the movie is the book",
+    "c.txt": "the film is good",
+}
+#: Groups of spans, in tokens; one span stands in two groups, and one overlaps another.
+EVIDENCES = {
+    "a.txt": [[(1, 4)], [(5, 8), (10, 13)], [(1, 4)]],
+    "b.txt": [[(0, 2), (3, 5)], [(4, 7)]],
+    "c.txt": [[(3, 4)]],
+}
+
+
+def movies(folder: Path) -> list[dict[str, Any]]:
+    (folder / "movies" / "docs").mkdir(parents=True)
+    rows = []
+    for name, text in DOCUMENTS.items():
+        (folder / "movies" / "docs" / name).write_text(text)
+        groups = [
+            [{"docid": name, "start_token": a, "end_token": b, "text": ""} for a, b in group]
+            for group in EVIDENCES[name]
+        ]
+        rows.append({"annotation_id": name, "classification": "POS", "evidences": groups})
+    (folder / "movies" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def test_erasers_scorer_says_the_same(tmp_path: Path) -> None:
+    annotations = movies(tmp_path)
+    ex, examples = explainer("bert/classify"), list(read("eraser-movies", "test", root=tmp_path))
+    how = Rationales(counts=(1, 2, 4, 6), explained="predicted")
+    own = explained(ex, examples, [Method("saliency")], how).by_method
+    made = how.measure(ex, examples, own)
+    gold = [eraser_scorer.spans_of(row) for row in annotations]
+    soft = []
+    for example, part in zip(examples, own["saliency"], strict=True):
+        words = words_of(part.units)
+        assert [example.input[a:b] for _, (a, b) in words] == DOCUMENTS[example.id].split()
+        soft.append(word_scores(part.units, part.scores, words).tolist())
+
+    def mean(figure: str) -> float:
+        return float(np.mean([one.figures[figure] for one in made]))
+
+    for count in how.counts:
+        found = []
+        for name, scores in zip(DOCUMENTS, soft, strict=True):
+            top = sorted(range(len(scores)), key=lambda token: -scores[token])[:count]
+            spans, start = set(), None
+            for token in range(len(scores) + 1):  # neighbours are one span
+                if token in top and start is None:
+                    start = token
+                elif token not in top and start is not None:
+                    spans.add((name, start, token))
+                    start = None
+            found.append(spans)
+        assert mean(f"token f1 @{count}") == pytest.approx(eraser_scorer.token_f1(gold, found), abs=1e-6)
+        assert mean(f"iou f1 @{count}") == pytest.approx(eraser_scorer.iou_f1(gold, found), abs=1e-6)
+    assert mean("auprc") == pytest.approx(eraser_scorer.auprc(gold, soft), abs=1e-6)
+
+
+def test_erasers_comprehensiveness_and_sufficiency(tmp_path: Path) -> None:
+    movies(tmp_path)
+    ex, examples = explainer("bert/classify"), list(read("eraser-movies", "test", root=tmp_path))
+    how = PUBLISHED["eraser"]
+    own = explained(ex, examples, [Method("saliency")], how).by_method
+    made = how.measure(ex, examples, own)
+    model, tokenizer = ex.subject.model, ex.subject.processor
+
+    def probability(ids: list[int], label: int | None) -> tuple[int, float]:
+        with torch.no_grad():
+            p = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
+        label = int(p.argmax()) if label is None else label
+        return label, float(p[label])
+
+    whole, removed, kept = [], [], []
+    for example, part in zip(examples, own["saliency"], strict=True):
+        ids = tokenizer(example.input)["input_ids"]
+        inner = list(range(1, len(ids) - 1))
+        order = sorted(inner, key=lambda place: -part.scores[place])
+        label, p = probability(ids, None)
+        chosen = [set(order[: math.ceil(share * len(inner) - 1e-9)]) for share in (0.01, 0.05, 0.1, 0.2, 0.5)]
+        whole.append(p)
+        removed.append([probability([t for i, t in enumerate(ids) if i not in top], label)[1] for top in chosen])
+        specials = {0, len(ids) - 1}
+        kept.append([probability([t for i, t in enumerate(ids) if i in top | specials], label)[1] for top in chosen])
+    for part, altered in (("positive", removed), ("keep", kept)):
+        mean = np.mean([one.figures["aopc"] for one in made if one.part.endswith(part)])
+        assert mean == pytest.approx(eraser_scorer.aopc(whole, altered), abs=1e-6)
+
+
+def test_shaps_benchmark_draws_the_same_curve() -> None:
+    """Sequential masking from the highest score on; shap stops at scores that are not positive, and so says less."""
+    sequential = pytest.importorskip("shap.benchmark._sequential", exc_type=ImportError)
+    ex, text = explainer("bert/classify"), inputs("bert/classify")[1]
+    tokenizer, model = ex.subject.processor, ex.subject.model
+    ids = np.array(tokenizer(text)["input_ids"])
+    inner = np.arange(1, len(ids) - 1)
+    steps = tuple((k + 1) / len(inner) for k in range(len(inner)))
+    how = Texts(fills=("mask",), fractions=steps, rounding="nearest", directions=("positive",))
+    with torch.no_grad():
+        label = int(model(input_ids=torch.tensor(ids)[None]).logits[0].argmax())
+
+    def logits(rows: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor(rows)).logits[:, label].numpy()
+
+    class Masker:
+        shape = (1, len(inner))
+
+        def __call__(self, mask: np.ndarray, row: np.ndarray) -> tuple[np.ndarray]:
+            altered = row.copy()
+            altered[inner[~mask]] = tokenizer.mask_token_id
+            return (altered[None],)
+
+    signed = 0
+    for method in ("saliency", "input-x-gradient"):
+        examples = [Example("0", text)]
+        own = explained(ex, examples, [Method(method)], how).by_method
+        (one,) = how.measure(ex, examples, own)
+        scores = own[method][0].scores[inner]
+        judge = sequential.SequentialMasker("remove", "positive", Masker(), logits, ids[None])
+        judge(scores[None], "theirs")
+        theirs = judge.inner.score_values[0][0]
+        positive = int((scores > 0).sum())
+        assert one.curves["logit"][: positive + 1] == pytest.approx(theirs[: positive + 1].tolist(), abs=1e-6)
+        assert np.ptp(theirs[positive:]) < 1e-9  # from there on shap's curve is flat
+        signed += positive < len(inner)
+    assert signed == 1  # of saliency, no score is below zero
+
+
+def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
+    """PixelFlipping counts every channel of a pixel as a feature: a patch of 4 × 4 pixels takes three steps of 16."""
+    quantus = pytest.importorskip("quantus", reason="Quantus 0.6.0 is not installed (pip install quantus)")
+    ex = explainer("vit/image", torch.float32)
+    examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image"))]
+    (sample,) = ex.subject.samples(examples[0].input, _how())
+    channels, high, wide = sample.inputs["pixel_values"].shape
+    own = explained(ex, examples, [Method("saliency")], Pictures()).by_method
+    rows, columns = own["saliency"][0].units.grid or (0, 0)
+    side, count = high // rows, rows * columns
+    how = Pictures(fills=("centre",), fractions=tuple((k + 1) / count for k in range(count)), directions=("positive",))
+    made = how.measure(ex, examples, own)
+    pixels = np.stack([ex.subject.samples(e.input, _how())[0].inputs["pixel_values"].numpy() for e in examples])
+    heat = np.stack([np.kron(e.heat_map(), np.ones((side, side)))[None] for e in own["saliency"]])
+
+    class Logits(torch.nn.Module):
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return ex.subject.model(pixel_values=pixel_values).logits
+
+    predicted = Logits()(torch.tensor(pixels)).argmax(-1).numpy()
+    flipping = quantus.PixelFlipping(
+        features_in_step=side * side,
+        perturb_baseline=0.0,
+        normalise=False,
+        disable_warnings=True,
+        return_aggregate=False,
+    )
+    options = {"x_batch": pixels, "y_batch": predicted, "a_batch": heat, "softmax": True, "device": "cpu"}
+    theirs = flipping(model=Logits().eval(), **options)
+    for one, curve in zip(made, theirs, strict=True):
+        assert one.curves["probability"][1:] == pytest.approx(list(curve)[channels - 1 :: channels], abs=1e-6)
+
+    inside = np.zeros((high, wide), dtype=bool)
+    inside[2 : high // 2, 3 : wide - 1] = True
+    marked = [Example(e.id, e.input, None, ((Mask(inside),),)) for e in examples]
+    masses = [one.figures["inside mass"] for one in Segmentation().measure(ex, marked, own)]
+    mass = quantus.RelevanceMassAccuracy(abs=False, normalise=False, disable_warnings=True, return_aggregate=False)
+    segments = np.broadcast_to(inside, (len(examples), 1, high, wide))
+    found = mass(model=Logits().eval(), s_batch=segments, **options)
+    assert masses == pytest.approx(list(found), abs=1e-6)
+
+
+def _how() -> Any:
+    from clearhead.subjects.base import How
+
+    return How()

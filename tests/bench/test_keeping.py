@@ -1,0 +1,69 @@
+"""Explanations kept beside the figures come back as they were, and the report shows those in dispute."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.bench.data import DataSet, Example
+from clearhead.bench.keeping import FOLDER
+from clearhead.bench.page import page
+from clearhead.bench.planning import Job
+from clearhead.bench.reading_back import Finished
+from clearhead.bench.running import Run
+from tests.models import explainer, inputs
+
+pytest.importorskip("pyarrow")
+METHODS = ("saliency", "input-x-gradient")
+JOB = Job("a model", "mine", METHODS, ("perturb-text",), {"perturb-text": {"fractions": (0.5,)}}, chunk=2, keep=True)
+
+
+def data(kind: str) -> DataSet:
+    rows = [Example(f"e{i}", given) for i, given in enumerate(inputs(kind))]
+    return DataSet("mine", "all", "CC0", (), lambda: rows, lambda row: row)
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / FOLDER).iterdir()}
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    ex = explainer("bert/classify")
+    run = Run(JOB, tmp_path / "run", ex, data("bert/classify"))
+    run()
+    assert len(files(tmp_path / "run")) == len(run.plan) == 2 and not run.tasks()
+    found = Finished(tmp_path / "run").kept({("e1", "saliency"), ("e2", "random"), ("e9", "saliency")})
+    assert set(found) == {("e1", "saliency"), ("e2", "random")}
+    fresh = ex.explain(inputs("bert/classify")[1], method="saliency")
+    back = found["e1", "saliency"]
+    assert back.units == fresh.units and back.scores == pytest.approx(fresh.scores, rel=1e-4)
+    again = Run(JOB, tmp_path / "again", ex, data("bert/classify"))
+    again()
+    assert files(tmp_path / "again") == files(tmp_path / "run")  # same explanations, same bytes
+
+
+def test_explanations_can_be_asked_for_later(tmp_path: Path) -> None:
+    ex = explainer("bert/classify")
+    without = Run(replace(JOB, keep=False), tmp_path / "run", ex, data("bert/classify"))
+    without()
+    assert not (tmp_path / "run" / FOLDER).exists()
+    table = (tmp_path / "run" / "table.parquet").read_bytes()
+    later = Run(JOB, tmp_path / "run", ex, data("bert/classify"))
+    assert len(later.tasks()) == 2
+    later()
+    assert files(tmp_path / "run") and (tmp_path / "run" / "table.parquet").read_bytes() == table
+
+
+def test_the_report_shows_pictures_in_dispute(tmp_path: Path) -> None:
+    settings = {"perturb-images": {"fractions": (0.5,), "fills": ("black",)}}
+    job = replace(JOB, protocols=("perturb-images",), settings=settings)
+    Run(job, tmp_path / "run", explainer("vit/image", torch.float32), data("vit/image"))()
+    finished = Finished(tmp_path / "run")
+    (kept,) = finished.kept({("e0", "saliency")}).values()
+    assert kept.picture is not None and kept.picture.shape == (16, 16, 3) and kept.picture.dtype == np.uint8
+    assert "explain it" in page(finished) and "data:image/png" in page(finished)
+    for path in (tmp_path / "run" / FOLDER).iterdir():
+        path.unlink()
+    assert "explain it" not in page(Finished(tmp_path / "run"))

@@ -1,0 +1,55 @@
+"""The detector finds what was planted, claims nothing on noise, and says when there is too little."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from clearhead.bias.code import Measured
+from clearhead.bias.detector import auroc, detect
+from clearhead.errors import InputError
+
+
+def measured(n=160, planted=0.0, seed=0):
+    """Noise in 2 × 2 heads and 3 classes; wrong answers have `planted` more attention on one class in one head."""
+    rng = np.random.default_rng(seed)
+    correct = rng.random(n) < 0.7
+    received = rng.lognormal(0, 0.4, size=(n, 2, 2, 3))
+    received[~correct, 1, 0, 2] *= np.exp(planted)
+    received[rng.random(received.shape) < 0.05] = np.nan
+    return Measured(
+        model="noise",
+        by="class",
+        classes=("identifier", "keyword", "operator"),
+        received=received,
+        paid=np.ones((n, 2, 3, 3)),
+        counts=rng.integers(5, 20, size=(n, 3)),
+        correct=correct,
+        confidence=np.clip(0.6 + 0.2 * correct + rng.normal(0, 0.25, n), 0.01, 0.99),
+        said=("",) * n,
+        about=("",) * n,
+    )
+
+
+def test_area_as_scikit_learn_has_it():
+    rng = np.random.default_rng(1)
+    scores, wrong = rng.integers(5, size=50) / 5, rng.random(50) < 0.4
+    assert auroc(scores, wrong) == pytest.approx(roc_auc_score(wrong, scores))
+
+
+def test_what_is_planted_is_found_and_adds_to_confidence():
+    found = detect(measured(planted=1.0))
+    assert found.auroc["syntax"].low > 0.6 and found.helps
+    assert found.auroc["confidence"].low > 0.5 and abs(found.auroc["length"].mean - 0.5) < 0.15
+
+
+def test_noise_adds_nothing():
+    gains = [detect(measured(seed=seed)) for seed in (2, 3)]
+    assert not any(one.helps for one in gains) and np.mean([one.auroc["syntax"].mean for one in gains]) < 0.6
+
+
+def test_too_few_wrong_answers_are_said():
+    few = measured(40)
+    with pytest.raises(InputError, match=r"1 wrong and 39 right answers are too few.*at least 10"):
+        detect(replace(few, correct=np.arange(40) > 0))

@@ -1,0 +1,80 @@
+"""From running text to a page: a tiny masked language model, an axis of one's own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from clearhead.bias.study import study
+from clearhead.bias.templates import People, Template
+from clearhead.errors import InputError
+from clearhead.show.concept_pages import axis_page
+from tests.models import explainer
+
+TEXTS = [
+    f"{word} {verb} the {thing}."
+    for word in ("he", "she", "the", "it")
+    for verb in ("is", "like", "ha")
+    for thing in ("book", "mov", "look", "on")
+]
+PAIRS = [("he", "she"), ("it", "and")]
+
+
+@pytest.fixture(scope="module")
+def found():
+    sets = {
+        "templates": [Template(f"[MASK] is a {w} ne.", w, "[MASK] is a [MASK] ne.") for w in ("book", "look", "mov")],
+        "own words": [Template("[MASK] like the book.", words=("it", "the"))] * 2,
+    }
+    return study(
+        explainer("bert/mask"),
+        TEXTS,
+        PAIRS,
+        sets,
+        names=("m", "f"),
+        sentences=("she is here.", "so [MASK] like <script>alert(1)</script>"),
+        people=[People("the book is the mov.", "book", "mov")],
+        normalise=False,
+        count=30,
+    )
+
+
+def test_everything_is_there_and_goes_into_json(found):
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert [line["layer"] for line in plain["layers"]] == [1, 2, 3] and plain["names"] == ["m", "f"]
+    one, other = found.sets
+    assert one.count == 3 and one.share.count == 3 and one.similarity.count == 3 and one.ranks["chance"] < 1
+    assert set(one.pronouns) == {"", "densray", "hard", "conceptor"} and one.pronouns[""]["bias"].count == 3
+    assert other.share is None and other.pronouns[""]["bias"].count == 0 and other.ranks is None
+    assert found.costs["densray"]["loss difference"].count > 0 and found.ranks["attdr"].count > 0
+    line = found.people[0]
+    assert line["dr difference"] == pytest.approx(line["dr subject"] - line["dr object"])
+
+
+def test_what_changes_is_after_minus_before(found):
+    one = found.sets[0]
+    change, p = one.changes["hard"]
+    assert change.mean == pytest.approx(one.pronouns["hard"]["apart"].mean - one.pronouns[""]["apart"].mean)
+    assert 0 < p <= 1 and np.isfinite(change.mean)
+
+
+def test_the_page_stands_alone(found, tmp_path):
+    page = axis_page(found, tmp_path / "gender.html").read_text("utf-8")
+    for said in ("By layer", "Is AttCAT like DR?", "rank the listed words", "At the mask", "What removing costs"):
+        assert said in page
+    page = page.replace("http://www.w3.org/", "")  # the name of SVG, not an address that is asked
+    assert "http://" not in page and "https://" not in page and "<script>alert" not in page
+    assert (
+        page.count("data:image/png;base64,") == 4 + 2 + 2 + 1
+    )  # by layer, likeness, removal twice; own, templates, words
+
+
+def test_bad_requests():
+    with pytest.raises(InputError, match="is no masked language model"):
+        study(explainer("bert/classify"), TEXTS, PAIRS, {})
+    with pytest.raises(InputError, match="no sentence holds a word of the list"):
+        study(explainer("bert/mask"), ["the hen ran."], PAIRS, {})
+    with pytest.raises(InputError, match="fewer than their 32 dimensions"):
+        study(explainer("bert/mask"), TEXTS[:4], PAIRS, {})
+    with pytest.raises(InputError, match="unknown way to remove an axis 'soft'"):
+        study(explainer("bert/mask"), TEXTS, PAIRS, {}, ways=("soft",), normalise=False)

@@ -1,0 +1,89 @@
+"""`clearhead bias code`: a page, a table, JSON, and one line for what cannot be done."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import Clearhead
+from tests.models import text_model
+
+SOURCE = """
+class A:
+    def the(he, it):
+        if he > it:
+            return it
+        return he + 1
+
+    def book(it):
+        for he in it:
+            it = he
+        return it
+"""
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked")
+    for part in text_model("roberta", "ForMaskedLM", torch.float32):
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "some.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return path
+
+
+def test_a_page_and_its_numbers(clearhead: Clearhead, masked: Path, source: Path, tmp_path: Path) -> None:
+    page = tmp_path / "code.html"
+    told = ("--count", 6, "--method", "saliency", "--permutations", 99, "--html", page, "--json")
+    said = clearhead("bias", "code", source, "-m", masked, "--against", masked, *told)
+    assert said.code == 0 and f"wrote {page}" in said.err
+    found = said.json
+    assert found["schema"] == "clearhead/code-study" and found["questions"] == 6
+    assert found["changed cells"] == 0, "a model does not differ from itself"
+    lines = {line["class"]: line for line in found["classes"]}
+    assert {"identifier", "keyword", "separator", "mask", "special"} <= set(lines)
+    assert sum(line["share of tokens"] for line in lines.values()) == pytest.approx(1)
+    assert lines["mask"]["saliency"]["count"] == 6 and any("detector" in words for words in found["left out"])
+    text = page.read_text("utf-8")
+    assert "Syntax in a code model" in text and 'src="http' not in text and "declaration" in text
+
+
+def test_a_table_for_people(clearhead: Clearhead, masked: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("public int the(int he) {return he;}\npublic A(int it) {book(it);}\n", encoding="utf-8")
+    page = tmp_path / "code.html"
+    said = clearhead("bias", "code", lines, "--language", "java", "-m", masked, "--count", 4, "--html", page)
+    assert said.code == 0 and "modifier" in said.out and "right:" in said.out and "not done:" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--language", "cobol"), "unknown language 'cobol'"),
+        (("--task", "guess"), "unknown task 'guess'"),
+        (("--answers", "cs.txt"), "--answers FILE goes with --task translate"),
+        (("--task", "pairs"), "pairs need --language"),
+        (("--task", "pairs", "--language", "java,csharp"), "must have the columns first, second, label"),
+        (("--method", "salency"), "did you mean 'saliency'?"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(refused, masked, source, arguments, said) -> None:
+    assert said in refused("bias", "code", source, "-m", masked, *arguments)
+
+
+def test_files_that_do_not_help(refused, masked: Path, tmp_path: Path) -> None:
+    assert "there is no file" in refused("bias", "code", tmp_path / "none.py", "-m", masked)
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    assert "there are no functions in" in refused("bias", "code", tmp_path / "empty.py", "-m", masked)
+    (tmp_path / "some.cob").write_text("x")
+    assert "say it with --language" in refused("bias", "code", tmp_path / "some.cob", "-m", masked)
+
+
+def test_help_has_examples(clearhead: Clearhead) -> None:
+    said = clearhead("bias", "code", "--help")
+    assert said.code == 0 and "clearhead bias code src/" in said.out

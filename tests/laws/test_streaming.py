@@ -1,0 +1,140 @@
+"""The laws hold for streaming as for the rest, and what streams is what is computed from whole maps."""
+
+import pytest
+import torch
+
+from clearhead import InputError, Method, Refusal
+from clearhead.methods import REGISTRY
+from tests import models
+from tests.laws import cases, snapshot
+from tests.recording.whole import WholeMaps
+
+
+def whole(variant: Method) -> bool:
+    """Whether this is said to need whole maps."""
+    name, options = variant.name, dict(variant.options)
+    return name == "beyond-intuition-head" and options.get("perception", "head") == "head"
+
+
+#: Every method that can be computed from tiles, with all its options.
+STREAMING = [name for name in cases.METHODS if REGISTRY[name].sweeps]
+VARIANTS = [variant for name in STREAMING for variant in cases.variants(name) if not whole(variant)]
+SUBJECTS = ("bert/classify", "modernbert/classify", "beit/image")
+
+
+def explained(subject: str, kernel: str, raws: list, dtype: torch.dtype = torch.float64, rows: int | None = None):
+    ex = models.explainer(subject, dtype)
+    ex.recorder.tile_rows = rows
+    methods = [variant for variant in VARIANTS if subject != "beit/image" or not by_row(variant)]
+    return ex.explain(raws, method=methods, kernel=kernel, per="head")
+
+
+def by_row(variant: Method) -> bool:
+    """Whether each row that is read has a feedback of its own, so that a mean of rows, as BEiT's, needs all of them."""
+    return variant.declaration.kind == "path" and variant.option("rows") is None
+
+
+def test_which_methods_stream():
+    families = {"generic", "grad-sam", "attcat", "attention-gradcam", "rollout", "attention"}
+    assert set(STREAMING) >= families | {"tam", "beyond-intuition-token"}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_batched_and_padded_streaming_is_materialised_one_by_one(subject):
+    raws = models.inputs(subject)
+    streamed = explained(subject, "streaming", raws, rows=3)
+    alone = [explained(subject, "materialised", [raw]) for raw in raws]
+    assert streamed.keys() == alone[0].keys()
+    for variant, found in streamed.items():
+        expected = [one[variant][0] for one in alone]
+        size = max(abs(e.scores).max() for e in expected)
+        within = 1e-5 if cases.tolerance(subject) > 1e-9 else 1e-9
+        for e, other in zip(found, expected, strict=True):
+            assert e.certificate["kernel"] == "streaming: torch tiles"
+            assert other.certificate["kernel"] == "materialised"
+            cases.assert_alike(e, other, within, size)
+
+
+def test_sums_made_at_once_are_those_of_tiles():
+    """Every method on a kernel that makes sums, where they are enough, is what it is on tiles."""
+    raws = models.inputs("bert/classify")
+    ex, kernel = models.explainer("bert/classify"), WholeMaps()
+    ex.recorder.kernel = kernel
+    for name in STREAMING:
+        methods = [variant for variant in VARIANTS if variant.name == name]
+        per = "head" if REGISTRY[name].declaration.has_head_shares else None
+        found = ex.explain(raws, method=methods, kernel="streaming", checkpoint=True, per=per)
+        expected = ex.explain(raws, method=methods, kernel="materialised", per=per)
+        for variant, parts in expected.items():
+            size = max(abs(e.scores).max() for e in parts)
+            for e, other in zip(found[variant], parts, strict=True):
+                assert e.certificate["kernel"] == "streaming: whole maps, layers computed twice"
+                cases.assert_alike(e, other, 1e-9, size)
+
+
+def test_in_float32():
+    raws = models.inputs("bert/classify")
+    streamed = explained("bert/classify", "streaming", raws, torch.float32, rows=5)
+    expected = explained("bert/classify", "materialised", raws, torch.float32)
+    for variant, found in streamed.items():
+        size = max(abs(e.scores).max() for e in expected[variant])
+        for e, other in zip(found, expected[variant], strict=True):
+            cases.assert_alike(e, other, 1e-5, size)
+
+
+def test_the_same_bytes_and_an_untouched_model():
+    ex = models.explainer("bert/classify")
+    ex.recorder.tile_rows = 4
+    before = snapshot.of_model(ex.subject.model)
+    raws = models.inputs("bert/classify")
+    ways = [ex.explain(raws, method=VARIANTS, kernel="streaming", checkpoint=twice) for twice in (False, False, True)]
+    assert snapshot.of_model(ex.subject.model) == before
+    for variant in ways[0]:
+        for e, *others in zip(*(way[variant] for way in ways), strict=True):
+            assert all(other.scores.tobytes() == e.scores.tobytes() for other in others)
+
+
+def test_an_untouched_model_after_an_error():
+    """A target that raises on the way back, and one that raises before it."""
+    ex = models.explainer("bert/classify")
+    ex.explain("So boring!")
+    before = snapshot.of_model(ex.subject.model)
+
+    def raising(output):
+        output.logits.register_hook(lambda gradient: 1 / 0)
+        return output.logits[:, 0]
+
+    for target in (raising, lambda output: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            ex.explain("So boring!", target=target, kernel="streaming", checkpoint=True)
+        assert snapshot.of_model(ex.subject.model) == before
+
+
+def test_what_cannot_stream_says_so():
+    ex = models.explainer("bert/classify")
+    with pytest.raises(Refusal, match="flow cannot be computed tile by tile"):
+        ex.explain("So boring!", method="flow", kernel="streaming")
+    with pytest.raises(Refusal, match="tam cannot be computed tile by tile"):
+        models.explainer("beit/image").explain(models.inputs("beit/image")[0], method="tam", kernel="streaming")
+    with pytest.raises(Refusal, match="ignores transformers' attention interface"):
+        models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
+    with pytest.raises(InputError, match="unknown kernel 'flash'"):
+        ex.explain("So boring!", kernel="flash")
+
+
+def test_the_kernel_follows_the_length(monkeypatch):
+    monkeypatch.setattr("clearhead.kernels.LIMIT", 8)
+    ex = models.explainer("bert/classify")
+    short, long = "So boring!", "She hates the book because it isn't good"
+    found = ex.explain([short, long], method=["generic", "flow", Method("saliency")], batch_size=1)
+    kernels = {name: [e.certificate["kernel"] for e in part] for name, part in found.items()}
+    assert kernels["generic"] == ["materialised", "streaming: torch tiles"]
+    assert kernels["flow"] == ["materialised"] * 2
+    whole = ex.explain([short, long], kernel="materialised", batch_size=1)
+    for e, other in zip(found["generic"], whole, strict=True):
+        cases.assert_alike(e, other, 1e-9)
+    monkeypatch.setattr("clearhead.kernels.LIMIT", 100)
+    monkeypatch.setattr("clearhead.kernels.SUMS_FROM", 8)
+    ex.recorder.kernel = WholeMaps()  # sums made at once are faster at lengths where tiles are not
+    assert ex.explain(long).certificate["kernel"] == "streaming: whole maps"
+    assert ex.explain(long, method=["generic", "flow"])["generic"].certificate["kernel"] == "materialised"

@@ -1,0 +1,117 @@
+"""Every kind of attention: what streams is what is computed from whole maps, on every method that can."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead
+from clearhead import Generated, Refusal
+from tests.laws import cases
+from tests.laws.test_streaming import STREAMING, whole
+from tests.subjects import test_decoder as decoders
+from tests.subjects import test_encoder_decoder as encoder_decoders
+
+#: What each decoder is here for.
+KINDS = {
+    "gpt2": "causal",
+    "llama": "grouped heads",
+    "mistral": "sliding window",
+    "gemma2": "soft cap",
+    "gpt-oss": "sinks",
+}
+#: How wide a head is.
+WIDTHS = (32, 64, 128, 256)
+
+
+@cache
+def decoder(family: str, **more: Any) -> clearhead.Explainer:
+    name, settings = decoders.FAMILIES[family]
+    cls = getattr(__import__("transformers"), name)
+    torch.manual_seed(3)
+    return clearhead.load(cls(cls.config_class(**{**settings, **more})).eval(), decoders.WORDS)
+
+
+def compared(ex: clearhead.Explainer, raws: list[str], methods: list[Any], **how: Any) -> None:
+    """The same from tiles of five and of eight rows, and from whole maps; padded, since the inputs are not as long."""
+    expected = ex.explain(raws, method=methods, kernel="materialised", **how)
+    for rows in (5, 8):
+        ex.recorder.tile_rows = rows
+        found = ex.explain(raws, method=methods, kernel="tiles", **how)
+        for name, parts in expected.items():
+            size = max(abs(one.scores).max() for part in parts for one in streams(part))
+            for e, other in zip(found[name], parts, strict=True):
+                for one, two in zip(streams(e), streams(other), strict=True):
+                    assert one.certificate["kernel"] == "streaming: torch tiles"
+                    cases.assert_alike(one, two, 1e-5, size)
+
+
+def streams(e: Any) -> list[Any]:
+    return [e[stream] for stream in e.streams] if hasattr(e, "streams") and len(e.streams) > 1 else [e]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_decoders(family: str) -> None:
+    ex = decoder(family)
+    methods = [method for method in cases.with_few(STREAMING) if not whole(method)]
+    compared(ex, decoders.PROMPTS, methods, answer=decoders.ANSWERS, target=Generated(1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-oss"])
+def test_every_step_of_an_answer(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole prompt × answer matrix is made in one pass."""
+    ex, passes = decoder(family), []
+    run = type(ex.recorder).run
+
+    def counted(self: Any, *args: Any, **how: Any) -> Any:
+        passes.append(how.get("tiles"))
+        return run(self, *args, **how)
+
+    ex.explain(decoders.PROMPTS, answer=decoders.ANSWERS)  # tested, its read-out checked
+    monkeypatch.setattr(type(ex.recorder), "run", counted)
+    methods = ["generic", "grad-sam", "attcat", "attention-gradcam", "rollout", "attention-gradient"]
+    found = ex.explain(decoders.PROMPTS, method=methods, answer=decoders.ANSWERS, kernel="tiles")
+    assert len(passes) == 1
+    expected = ex.explain(decoders.PROMPTS, method=methods, answer=decoders.ANSWERS, kernel="materialised")
+    for name, parts in expected.items():
+        size = max(abs(one.matrix).max() for one in parts)
+        for e, other in zip(found[name], parts, strict=True):
+            assert len(e.matrix) > 1
+            cases.assert_alike(e, other, 1e-5, size)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_heads_of_every_width(width: int) -> None:
+    ex = decoder("llama", head_dim=width, num_hidden_layers=2)
+    compared(ex, decoders.PROMPTS[:2], ["generic", "grad-sam"], answer=decoders.ANSWERS[:2], target=Generated(0))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_across(family: str) -> None:
+    """Rows that are read where they look at another stream; what multiplies whole matrices says that it needs them."""
+    ex = encoder_decoders.explainer(family)
+    how = {"answer": encoder_decoders.ANSWERS, "target": Generated(1)}
+    compared(ex, encoder_decoders.SOURCES, ["attention", "attention-gradcam"], **how)
+    for method in ("generic", "rollout"):
+        with pytest.raises(Refusal, match=f"{method} cannot be computed tile by tile"):
+            ex.explain(encoder_decoders.SOURCES[0], method=method, kernel="streaming")
+
+
+def test_weights_on_disk_are_read_once_more(tmp_path: Any) -> None:
+    """Layers that accelerate keeps on disk are computed again, one at a time, from what it brings."""
+    accelerate = pytest.importorskip("accelerate")
+    ex, model = decoder("llama"), decoders.made("llama").float()
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "disk" for i in range(3)}
+    model.load_state_dict(ex.subject.model.state_dict())
+    spread = clearhead.load(
+        accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path), decoders.WORDS
+    )
+    how = {"method": ["generic", "attcat"], "answer": decoders.ANSWERS, "target": Generated(1)}
+    found = spread.explain(decoders.PROMPTS, kernel="tiles", checkpoint=True, **how)
+    expected = ex.explain(decoders.PROMPTS, kernel="materialised", **how)
+    for name, parts in expected.items():
+        for e, other in zip(found[name], parts, strict=True):
+            assert e.certificate["kernel"] == "streaming: torch tiles, layers computed twice"
+            cases.assert_alike(e, other, 1e-5, max(abs(one.scores).max() for one in parts))

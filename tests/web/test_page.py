@@ -1,0 +1,274 @@
+"""The page in a real browser: what people do with it, that it stays on this machine, and that everyone can use it."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from clearhead.show import bundle
+from clearhead.web import files
+from tests.web.conftest import in_base64, png
+
+TEXT = "a gripping film , but the ending is dull"
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> "
+    "\u202egnp.exe \u200b\u200d dull"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next((found for name in names if (found := shutil.which(name))), None)
+    if program is None:
+        reason = f"no browser: none of {', '.join(names)} is installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    flags = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=program, args=flags)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
+    """Pages that are opened and ready; what goes wrong in them fails the test."""
+    wrong: list[str] = []
+    contexts = []
+
+    def make(scheme: Any = "light", **options: Any) -> Page:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": 1440, "height": 1000}, **options)
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda problem: wrong.append(str(problem)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.on("request", lambda sent: None if _stays(sent.url, address) else wrong.append(sent.url))
+        page.goto(address)
+        expect(page.locator("#method-list input[value=generic]")).to_be_checked(timeout=60_000)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert [said for said in wrong if "status of 422" not in said] == []  # chromium notes what was refused on purpose
+
+
+def _stays(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", "blob:"))
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Page:
+    return open_page()
+
+
+def explain(page: Page, text: str | None = None, *methods: str) -> None:
+    if text is not None:
+        page.get_by_label("Text", exact=True).fill(text)
+    for name in methods:
+        page.get_by_label(re.compile(rf"^{name},")).check()
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
+
+
+def cards(page: Page) -> list[str]:
+    return page.locator("#view .ch-card h3").all_inner_texts()
+
+
+def choose(page: Page, model: str) -> None:
+    with page.expect_response(lambda answer: "tried=false" in answer.url):
+        page.get_by_label("Model").select_option(model)
+
+
+pytestmark = pytest.mark.browser
+
+
+def test_typed_text_is_explained_and_methods_are_compared(page: Page) -> None:
+    explain(page, TEXT, "attcat", "occlusion")
+    expect(page.get_by_role("heading", name=re.compile("^Why "))).to_be_visible()
+    assert sorted(cards(page)[:3]) == ["attcat", "generic", "occlusion"]
+    expect(page.locator("#view")).to_contain_text("Kendall")
+    assert page.locator("#view .ch-card").first.locator(".ch-u", has_text="gripping").count() == 1
+    expect(page.locator("#history li")).to_have_count(1)
+
+
+def test_the_first_result_comes_within_a_second_and_a_half(page: Page) -> None:
+    explain(page, TEXT)
+    took = []
+    for words in ("so boring", "I like the movie", "You look extremely confused"):
+        page.get_by_label("Text", exact=True).fill(words)
+        began = time.monotonic()
+        page.get_by_role("button", name="Explain", exact=True).click()
+        expect(page.locator("#view .ch-card .ch-text").first).to_contain_text(words, timeout=20_000)
+        took.append(time.monotonic() - began)
+        expect(page.locator("#status")).to_contain_text("Done in")
+    assert min(took) < 1.5, took
+
+
+def test_another_class_is_one_click_away(page: Page) -> None:
+    explain(page, TEXT)
+    before = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
+    other = "NEGATIVE" if "POSITIVE" in before else "POSITIVE"
+    page.locator("#view").get_by_role("button", name=other).click()
+    expect(page.get_by_role("heading", name=f"Why {other}?")).to_be_visible()
+    expect(page.locator("#history li")).to_have_count(2)
+    page.locator("#history li").last.get_by_role("button").click()
+    expect(page.get_by_role("heading", name=before)).to_be_visible()
+    for line in page.locator("#history li").all():
+        line.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Show those ticked side by side").click()
+    expect(page.locator("#view")).to_contain_text("POSITIVE")
+    expect(page.locator("#view")).to_contain_text("NEGATIVE")
+    expect(page.locator("#history li")).to_have_count(3)
+
+
+def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> None:
+    choose(page, "zoo:pets")
+    bring(page, "paste", "pasted.png")
+    expect(page.get_by_alt_text("The picture to explain: pasted.png")).to_be_visible()
+    bring(page, "drop", "cat.png")
+    expect(page.get_by_alt_text("The picture to explain: cat.png")).to_be_visible()
+    explain(page)
+    assert cards(page)[0] == "generic"
+    page.get_by_label("Explain", exact=True).select_option("Bengal")
+    explain(page)
+    expect(page.get_by_role("heading", name="Why Bengal?")).to_be_visible()
+    assert page.locator("#view canvas, #view img").count() > 0
+
+
+def bring(page: Page, how: str, name: str) -> None:
+    """A picture dropped onto the page, or pasted into it."""
+    page.evaluate(
+        """([content, how, name]) => {
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            const held = new DataTransfer();
+            held.items.add(new File([bytes], name, { type: "image/png" }));
+            const both = { dataTransfer: held, clipboardData: held, bubbles: true, cancelable: true };
+            const made = how === "drop" ? new DragEvent("drop", both) : new ClipboardEvent("paste", both);
+            document.getElementById("drop").dispatchEvent(made);
+        }""",
+        [in_base64(png()), how, name],
+    )
+
+
+def test_every_head_can_be_looked_at(page: Page) -> None:
+    explain(page, TEXT)
+    page.get_by_role("button", name="Attention heads").click()
+    heads = page.locator("#head-view")
+    expect(heads).to_contain_text("6 layers of 12 heads", timeout=60_000)
+    heads.get_by_role("combobox", name="Layer").select_option("2")
+    heads.get_by_role("combobox", name="Head").select_option("5")
+    expect(heads).to_contain_text("Layer 2, head 5")
+    expect(page.locator("#history li")).to_have_count(1)
+
+
+def test_what_takes_long_can_be_cancelled(page: Page, client: httpx.Client) -> None:
+    page.get_by_label("Text", exact=True).fill("one two three four five six seven " * 4)
+    for name in ("kernel-shap", "lime"):
+        page.get_by_label(re.compile(rf"^{name},")).check()
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.locator("#view .ch-card")).to_have_count(1)  # the cheap one is there already
+    expect(page.locator("#status")).to_contain_text("of up to", timeout=30_000)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#status")).to_have_text("Cancelled.")
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+    until = time.monotonic() + 10
+    while client.get("/api/about").json()["waiting"]:
+        assert time.monotonic() < until, "the server goes on although nobody waits"
+        time.sleep(0.1)
+    explain(page, TEXT)
+
+
+def test_a_result_is_saved_and_opened_again(page: Page, tmp_path: Path) -> None:
+    explain(page, TEXT)
+    why = page.get_by_role("heading", name=re.compile("^Why ")).inner_text()
+    scores = page.locator("#view .ch-scores").first.inner_text()
+    for button, ending in (("Save the data", ".safetensors"), ("Save as a page", ".html")):
+        with page.expect_download() as saved:
+            page.get_by_role("button", name=button).click()
+        file = tmp_path / saved.value.suggested_filename
+        saved.value.save_as(file)
+        assert file.suffix == ending and file.stat().st_size > 1000
+        page.reload()
+        page.get_by_label("Open a saved result").set_input_files(file)
+        expect(page.get_by_role("heading", name=why)).to_be_visible()
+        assert page.locator("#view .ch-scores").first.inner_text() == scores
+        explain(page, TEXT)
+    page.get_by_label(re.compile("^attcat,")).check()
+    explain(page, TEXT)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the data").click()
+    several = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(several)
+    assert several.suffix == ".json"
+    page.get_by_label("Open a saved result").set_input_files(several)
+    expect(page.locator("#status")).to_contain_text("Opened")
+    assert sorted(cards(page)[:2]) == ["attcat", "generic"]
+
+
+def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+    page.get_by_label("Open a saved result").set_input_files(damaged)
+    expect(page.get_by_role("alert")).to_contain_text("not an explanation")
+    page.get_by_label("Text", exact=True).fill("   ")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("the text is empty")
+
+
+def test_hostile_text_is_shown_and_nothing_of_it_runs(page: Page) -> None:
+    explain(page, HOSTILE)
+    assert page.title() == "clearhead" and page.locator("#view script, #view img[src=x]").count() == 0
+    expect(page.locator("#view .ch-text").first).to_contain_text("script")
+    expect(page.locator("#history b").first).to_contain_text("<script>")
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
+    page.get_by_label("Text", exact=True).focus()
+    page.keyboard.press("ControlOrMeta+A")
+    page.keyboard.type("so boring")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_contain_text("Done in", timeout=30_000)
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.id") == "add-pair"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_stands_in_the_way_of_anyone(open_page: Callable[..., Page], scheme: str) -> None:
+    from axe_core_python.sync_playwright import Axe
+
+    page = open_page(scheme)
+    serious = _serious(Axe().run(page))
+    explain(page, TEXT, "attcat")
+    page.get_by_role("button", name="Attention heads").click()
+    expect(page.locator("#head-view")).to_contain_text("layers of", timeout=60_000)
+    serious += _serious(Axe().run(page))
+    assert serious == []
+
+
+def _serious(found: dict[str, Any]) -> list[str]:
+    return [
+        f"{one['id']}: {node['html'][:200]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def test_the_page_is_small_and_names_no_other_place() -> None:
+    every = {name: files.read(name) for name in files.PAGE} | {name: bundle.read(name) for name in bundle.NAMES}
+    assert sum(map(len, every.values())) < 300_000
+    for name, content in every.items():
+        named = re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.]+", content)
+        assert [place for place in named if b"www.w3.org" not in place] == [], name

@@ -1,0 +1,39 @@
+"""Long texts: tile by tile, the pair is found that zoo:recall-4k was asked about, as it is from whole maps."""
+
+import numpy as np
+import pytest
+
+import clearhead
+from clearhead import Method
+
+clearhead_zoo = pytest.importorskip("clearhead_zoo")
+from clearhead_zoo.tasks import recall  # noqa: E402
+
+METHODS = [
+    *("generic", "grad-sam", "attcat", "attention", "attention-gradcam", "attention-x-gradient", "rollout"),
+    *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
+]
+
+
+def both_ways(tokens: int) -> None:
+    example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
+    ex = clearhead.load("zoo:recall-4k")
+    ex.subject.model.set_attn_implementation("eager")  # two forward kernels would differ by more than tiles do
+    whole, tiles = (ex.explain(example.text, method=METHODS, kernel=kernel) for kernel in ("materialised", "tiles"))
+    for name, expected in whole.items():
+        e = tiles[name]
+        assert e.certificate["kernel"] == "streaming: torch tiles" and e.target["name"] == example.label
+        np.testing.assert_allclose(e.scores, expected.scores, atol=1e-5 * abs(expected.scores).max(), rtol=0)
+    e = tiles["generic"]
+    listed = [i for i, special in enumerate(e.units.special) if not special][: -len(example.question)]
+    best = sorted(listed, key=lambda i: e.scores[i], reverse=True)[:2]
+    assert {e.tokens[i] for i in best} & {example.words[place] for place in example.evidence}
+
+
+def test_at_512_tokens() -> None:
+    both_ways(512)
+
+
+@pytest.mark.slow
+def test_at_4096_tokens() -> None:
+    both_ways(4096)
