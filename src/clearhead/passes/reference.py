@@ -27,7 +27,7 @@ from clearhead.recording.own_checks import tensors_of
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape, check_asks
-from clearhead.rules.family import NoRule
+from clearhead.rules.family import NoRule, in_place_has_no_rule
 from clearhead.rules.sides import LiftedSide, Side, Watched, refuse_unseen
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Pinned, Target
@@ -57,7 +57,8 @@ def _hold(recorder: Recorder, plan: Plan, readings: Sequence[Reading], multiplie
                 for reference in dict.fromkeys(map(against.known, fold.references())):
                     wanted.setdefault(reference, []).append(fold)
         for reference, folds in wanted.items():
-            held = against.hold(reference)
+            with in_place_has_no_rule():
+                held = against.hold(reference)
             for fold in folds:
                 fold.at(held)
     except NoRule as problem:
@@ -184,7 +185,8 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
     if recorder not in _known:
         try:
             plan = Plan(subject, [sample], [[Target(_everything)]])
-            held = Against(recorder, plan).hold(Reference())
+            with in_place_has_no_rule():
+                held = Against(recorder, plan).hold(Reference())
             _known[recorder] = _why_incomplete(held, plan)
         except NoRule as problem:
             _known[recorder] = f"in {subject.model_class}, {problem}"

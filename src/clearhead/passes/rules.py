@@ -24,7 +24,7 @@ from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
-from clearhead.rules.family import Family, NoRule
+from clearhead.rules.family import Family, NoRule, in_place_has_no_rule
 from clearhead.rules.mode import Rules, under
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
@@ -99,7 +99,8 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
             starting(recorder.learned),
         ):
             try:
-                _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
+                with in_place_has_no_rule():
+                    _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
         known[key] = Trial(why_not, family.keeps_apart)
@@ -176,11 +177,7 @@ def _refusing(readings: Sequence[Reading], plan: Plan) -> Iterator[None]:
     """Say for whom an operation has no rule, or changes in place what a rule needs afterwards."""
     subject, name = plan.subject, readings[0].method.name
     try:
-        yield
+        with in_place_has_no_rule():
+            yield
     except NoRule as problem:
         raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {problem}") from None
-    except RuntimeError as problem:
-        if "inplace operation" not in str(problem):
-            raise
-        why = "an operation in place changes what a rule of relevance propagation needs"
-        raise Refusal(f"{name} cannot explain {subject.name}: in {subject.model_class}, {why}") from problem

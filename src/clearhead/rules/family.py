@@ -1,6 +1,7 @@
 """What a family of rules says: for each kind of operation, how relevance goes from what comes out to what goes in."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,17 @@ from clearhead.errors import Refusal
 
 class NoRule(Refusal):
     """An operation that a family of rules does not know."""
+
+
+@contextmanager
+def in_place_has_no_rule() -> Iterator[None]:
+    """Torch refuses to change in place what a rule keeps: such an operation has none."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "inplace" not in str(problem):
+            raise
+        raise NoRule("an operation in place changes what a rule needs afterwards") from problem
 
 
 #: What arrives at the output, and the inputs → what each input gets (None for nothing).
