@@ -106,7 +106,9 @@ class MaskedBeside(MaskedWords, TextBeside):
     """A text beside something that it is about."""
 
     def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
-        return replace(super().joined_sample(inputs, units, sight, dropped), masks=self.masks_in(inputs, dropped))
+        # mixed into a class that has it
+        sample = super().joined_sample(inputs, units, sight, dropped)  # type: ignore[safe-super]
+        return replace(sample, masks=self.masks_in(inputs, dropped))
 
     def example(self) -> Any:
         return {**super().example(), "input_ids": self.ids_with_mask()}
