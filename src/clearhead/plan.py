@@ -157,7 +157,14 @@ class Reading:
         self.across: AcrossFold | None = None
         self.folds: dict[str, Fold] = {}
         if tested.crosses and method.name in ACROSS:
-            self.across = ACROSS[method.name](frames=frames, layers=self.layers, **options)
+            modules = {place.module for place in tested.places}
+            self.across = ACROSS[method.name](
+                frames=frames,
+                layers=self.layers,
+                towers=frozenset(module for module in modules if plan.subject.in_tower(module)),
+                blocks={module: block for module in modules if (block := plan.subject.block_of(module)) is not None},
+                **options,
+            )
         else:
             self.folds = {stream: REGISTRY[method.name](frame=frame, **options) for stream, frame in frames.items()}
 

@@ -343,7 +343,6 @@ def test_answers_are_yes_or_no_each_and_a_match_is_measured() -> None:
     ("cls", "more", "why"),
     [
         ("ViltForImagesAndTextClassification", {"num_images": 2, "modality_type_vocab_size": 3}, "several pictures"),
-        ("ViltForMaskedLM", {}, "masked words"),
         ("ViltForTokenClassification", {}, "labels of words"),
     ],
 )

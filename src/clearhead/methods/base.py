@@ -165,13 +165,18 @@ class Fold(Tiled):
 class AcrossFold(Tiled):
     """What a method does where streams look at each other: one fold over the calls of all of them.
 
-    `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. Subclasses have
+    `layers` are the layers that count, for each pair of a stream that looks and one that is looked at. `towers` are the
+    modules of towers: such a tower goes on beside a stream whose units it has, too, looks at nothing else, and is added
+    to the stream again after each of its layers; before the stream's own first call the two are one. `blocks` say of
+    modules which block they are in: in a block each stream sees the others as they were when it began. Subclasses have
     the options of the method for one stream.
     """
 
     declaration: ClassVar[Declaration]
     frames: dict[str, Frame] = field(repr=False, kw_only=True)
     layers: dict[tuple[str, str], range] = field(repr=False, kw_only=True)
+    towers: frozenset[str] = field(default=frozenset(), repr=False, kw_only=True)
+    blocks: dict[str, str] = field(default_factory=dict, repr=False, kw_only=True)
     linear_in_target: ClassVar[bool] = False
     reads_the_readout: ClassVar[bool] = True
 

@@ -8,6 +8,16 @@
 from R_ss = I, R_sq = 0. R̂ is gathered instead of R, so that nothing small is lost beside the identity, and a row of it
 that is zero stays zero (the authors divide by zero there). Two streams that look at each other at once, as in a block
 of LXMERT, are both read before either is changed. The scores are the read-out rows of R̂_ss and R_sq.
+
+Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
+layers of the stream, too, which look at the tower:
+
+    R_tt ← R_tt + Ā R_tt,     R_ss ← R_ss + Ā R_tt
+
+since the sum of both states is the stream's, which holds the tower as it was before, and what the layer added. So each
+Ā counts once: its gradient has measured how much of it reaches y over all bridges together. (The mean of both R would
+halve at every bridge what was measured below; their sum would count the tower's lower layers, and the identity, anew at
+every bridge.) A state that is joined with itself stays what it is, as it does under the layer norm that follows.
 """
 
 from dataclasses import dataclass
@@ -19,19 +29,19 @@ from torch import Tensor
 
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
+from clearhead.methods.maps import Map, Matrix, map_of, steps
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
 
-Matrix = Float[Tensor, "batch row column"]
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Map:
-    """One call with its heads fused."""
+class Own:
+    """R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)."""
 
-    looks: str
-    seen: str
     relevance: Matrix
+    replaced: bool = False
 
 
 @across("generic")
@@ -54,66 +64,58 @@ class GenericAcross(AcrossFold):
         self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:
-        self.maps.append(Map(call.query_stream, call.key_stream, relevance_of(call, self.fusion, self.lrp).mean(1)))
+        self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
-        # R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)
-        self.within_streams = {stream: self._zeros(stream, stream) for stream in self.frames}
-        self.replaced: set[str] = set()
-        self.between: dict[tuple[str, str], Matrix] = {}  # R_sq
-        waiting = self.maps[::-1]  # the first call first
-        while waiting:
-            first = waiting.pop(0)
-            if first.looks == first.seen:
-                self._look_within(first)
-            elif waiting and (waiting[0].looks, waiting[0].seen) == (first.seen, first.looks):
-                self._look_across([first, waiting.pop(0)])
-            else:
-                self._look_across([first])
-        rows = {stream: frame.readout @ self.within_streams[stream] for stream, frame in self.frames.items()}
+        self.own = {stream: Own(self._zeros(stream, stream)) for stream in self.frames}
+        self.aside = dict(self.own)  # of the towers
+        self.between: dict[Pair, Matrix] = {}  # R_sq
+        for step in steps(self.maps):
+            own, between = dict(self.own), dict(self.between)
+            for one in step:
+                if one.looks == one.seen:
+                    self._look_within(one)
+                else:
+                    self._look_across(one, own, between)
+        rows = {stream: frame.readout @ self.own[stream].relevance for stream, frame in self.frames.items()}
         for (looks, seen), relevance in self.between.items():
             rows[seen] = rows[seen] + self.frames[looks].readout @ relevance
         return {stream: Scores(row) for stream, row in rows.items()}
 
     def _look_within(self, one: Map) -> None:
-        own, stream = self.within_streams[one.looks], one.looks
-        added = one.relevance @ own if stream in self.replaced else one.relevance + one.relevance @ own  # ĀR
-        if self.aggregate:
-            self.within_streams[stream] = own + added
-        else:
-            self._replace(stream, added)
+        stream, states = one.looks, [self.own, self.aside] if one.tower else [self.own]
+        seen = states[-1][stream]
+        added = one.joined @ seen.relevance  # ĀR
+        added = added if seen.replaced else one.joined + added
+        for state in states:
+            state[stream] = self._gathered(state[stream], added)
+        if one.tower:
+            return  # it has seen no other stream
         for pair in [pair for pair in self.between if pair[0] == stream]:
             kept = self.between[pair] if self.aggregate else 0
-            self.between[pair] = kept + one.relevance @ self.between[pair]
+            self.between[pair] = kept + one.joined @ self.between[pair]
 
-    def _replace(self, stream: str, relevance: Matrix) -> None:
+    def _gathered(self, own: Own, added: Matrix) -> Own:
         """Without aggregation R is replaced, not added to."""
-        self.within_streams[stream] = relevance
-        self.replaced.add(stream)
+        return Own(own.relevance + added, own.replaced) if self.aggregate else Own(added, replaced=True)
 
-    def _look_across(self, maps: list[Map]) -> None:
-        additions = []
-        for one in maps:
-            s, q = one.looks, one.seen
-            across = one.relevance
-            if self.within:
-                across = self._normalised(s).mT @ one.relevance @ self._normalised(q)
-                across = across.nan_to_num(0.0) if self.guard == "additions" else across
-            back = one.relevance @ self._between(q, s)
-            additions.append((s, q, across, back))
-        for s, q, across, back in additions:
-            if self.aggregate:
-                self.between[s, q] = self._between(s, q) + across
-                self.within_streams[s] = self.within_streams[s] + back
-            else:
-                self.between[s, q] = across
-                if any((other.looks, other.seen) == (q, s) for other in self.maps):
-                    self._replace(s, back)
+    def _look_across(self, one: Map, own: dict[str, Own], between: dict[Pair, Matrix]) -> None:
+        """`own` and `between` are what is seen of the other stream."""
+        s, q = one.looks, one.seen
+        across = one.joined
+        if self.within:
+            across = self._normalised(s, self.own[s]).mT @ one.joined @ self._normalised(q, own[q])
+            across = across.nan_to_num(0.0) if self.guard == "additions" else across
+        back = one.joined @ between.get((q, s), self._zeros(q, s))
+        kept = self.between.get((s, q), 0) if self.aggregate else 0
+        self.between[s, q] = kept + across
+        if self.aggregate or any((other.looks, other.seen) == (q, s) for other in self.maps):
+            self.own[s] = self._gathered(self.own[s], back)
 
-    def _normalised(self, stream: str) -> Matrix:
+    def _normalised(self, stream: str, own: Own) -> Matrix:
         """R̄_ss; R_ss itself without normalisation."""
-        relevance = self.within_streams[stream]
-        if stream in self.replaced:
+        relevance = own.relevance
+        if own.replaced:
             if not self.normalise:
                 return relevance
             relevance = relevance - self._identity(stream)
@@ -122,9 +124,6 @@ class GenericAcross(AcrossFold):
             sums = sums.masked_fill(~self.frames[stream].valid[..., None], 1)  # padding is none of the sample's rows
             relevance = relevance / (torch.where(sums == 0, 1, sums) if self.guard == "rows" else sums)
         return relevance + self._identity(stream)
-
-    def _between(self, looks: str, seen: str) -> Matrix:
-        return self.between[looks, seen] if (looks, seen) in self.between else self._zeros(looks, seen)
 
     def _zeros(self, looks: str, seen: str) -> Matrix:
         one, other = self.frames[looks].readout, self.frames[seen].readout

@@ -10,6 +10,11 @@ Where a stream s looks at another, q, the two rollouts meet in the last map betw
 
     R_sq = R_ssᵀ · E_h A_sq · R_qq
 
+Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
+layers of the stream, too, which look at the tower (why: `generic_across.py`), and rows still sum to one:
+
+    R_tt ← (E_h A + I) / 2 · R_tt,     R_ss ← (E_h A · R_tt + R_ss) / 2
+
 Without `half` nothing is halved, as in the authors' VisualBERT: the scores are larger by a factor of 2 a layer.
 """
 
@@ -21,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
+from clearhead.methods.maps import Map, Matrix, map_of, steps
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
@@ -80,27 +86,35 @@ class RolloutAcross(AcrossFold):
     half: bool = of_authors(True)
 
     def begin(self) -> None:
-        self.maps: list[tuple[str, str, Float[Tensor, "batch query key"]]] = []
+        self.maps: list[Map] = []
 
     def visit(self, call: Call) -> None:
         # The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere.
         looking = self.frames[call.query_stream].valid[:, :, None]
-        self.maps.append((call.query_stream, call.key_stream, call.mean_attention * looking))
+        self.maps.append(map_of(self, call, call.mean_attention * looking))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         rolled = {stream: _identity(frame) for stream, frame in self.frames.items()}
+        towers = dict(rolled)
         between: dict[tuple[str, str], Tensor] = {}
-        for looks, seen, attention in reversed(self.maps):  # the first call first
-            if looks == seen:
-                both = attention @ rolled[looks] + rolled[looks]
-                rolled[looks] = both / _sums(attention) if self.half else both
-            else:
-                own = attention.masked_fill(~self.frames[looks].valid[..., None], 0)  # padding looks at things, too
-                between[looks, seen] = rolled[looks].mT @ own @ rolled[seen]
+        for step in steps(self.maps):
+            before = dict(rolled)
+            for one in step:
+                looks, seen = one.looks, one.seen
+                if looks == seen:
+                    added = one.joined @ (towers if one.tower else rolled)[seen]
+                    rolled[looks] = self._halved(rolled[looks] + added, one.joined)
+                    if one.tower:
+                        towers[looks] = self._halved(towers[looks] + added, one.joined)
+                else:
+                    between[looks, seen] = rolled[looks].mT @ one.joined @ before[seen]
         rows = {stream: frame.readout @ rolled[stream] for stream, frame in self.frames.items()}
         for (looks, seen), rollout in between.items():
             rows[seen] = rows[seen] + self.frames[looks].readout @ rollout
         return {stream: Scores(row) for stream, row in rows.items()}
+
+    def _halved(self, both: Matrix, attention: Matrix) -> Matrix:
+        return both / _sums(attention) if self.half else both
 
 
 def _sums(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:

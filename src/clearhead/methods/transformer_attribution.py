@@ -8,7 +8,10 @@ each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, an
 scores, and in the share of the first layer.
 
 Where streams look at each other (co-attention, encoder–decoders), as in the authors' comparisons: R gathers what a
-stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does.
+stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does. Where a tower
+goes on beside a stream and is added to it again after each of its layers (BridgeTower), these are layers of the stream,
+too, which look at the tower (why: `generic_across.py`): a row x of the stream and one t of the tower become x and
+t + (x + t) Ā. A stream that never looks at itself has R = I, of which nothing is told.
 """
 
 from typing import Literal
@@ -83,27 +86,44 @@ class TransformerAttributionAcross(UnderRulesAcross):
         return Relevance(self.rules, mask=self.mask)
 
     def begin(self) -> None:
-        self.within = {}
-        for stream, frame in self.frames.items():
-            self.within[stream] = TransformerAttribution(frame=frame)
-            self.within[stream].normalise = self.normalise
+        self.within = {stream: Rows(frame.readout) for stream, frame in self.frames.items()}
         self.seen: dict[tuple[str, str], Float[Tensor, "batch row unit"]] = {}
 
     def visit(self, call: Call) -> None:
         looks, seen = call.query_stream, call.key_stream
         if looks == seen:
-            self.within[looks].fold(call)
+            self.within[looks].push(positive(call).mean(1), call.module in self.towers, self.normalise)
         elif (looks, seen) not in self.seen:  # calls come from the last to the first
             self.seen[looks, seen] = push(self.frames[looks].readout, positive(call)).sum(1)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
-        rows = {
-            stream: fold.finish(tape).scores if fold.parts else torch.zeros_like(fold.frame.readout)
-            for stream, fold in self.within.items()
-        }
+        rows = {stream: rows.scores(self.normalise) for stream, rows in self.within.items()}
         for (_, seen), row in self.seen.items():
             rows[seen] = rows[seen] + row
         return {stream: Scores(row) for stream, row in rows.items()}
+
+
+class Rows:
+    """The rows of one stream on their way down: what is left of w, what was gathered, and what is in its tower."""
+
+    def __init__(self, readout: Float[Tensor, "batch row unit"]) -> None:
+        self.left, self.gathered, self.tower = readout, torch.zeros_like(readout), torch.zeros_like(readout)
+        self.pushed = False
+
+    def push(self, relevance: Float[Tensor, "batch unit unit"], tower: bool, normalise: bool) -> None:
+        self.pushed = True
+        if normalise:
+            sums = 1 + relevance.sum(-1)[:, None]
+            self.left, self.gathered = self.left / sums, self.gathered / sums
+            self.tower = self.tower / sums if tower else self.tower
+        if tower:
+            self.tower = self.tower + (self.left + self.gathered + self.tower) @ relevance
+        else:
+            self.gathered = self.gathered + (self.left + self.gathered) @ relevance
+
+    def scores(self, normalise: bool) -> Float[Tensor, "batch row unit"]:
+        found = self.gathered + self.tower
+        return found + self.left if normalise and self.pushed else found
 
 
 def positive(call: Call) -> Float[Tensor, "batch head query key"]:

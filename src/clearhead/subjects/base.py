@@ -182,6 +182,14 @@ class Subject(ABC):
         """Whose queries look at whose keys in the n-th call of an attention module; None if it is to be left out."""
         return self.stream, self.stream
 
+    def in_tower(self, module: str) -> bool:
+        """Whether a call is of a tower that goes on beside its stream, and is added to it again after each layer."""
+        return False
+
+    def block_of(self, module: str) -> str | None:
+        """The block of calls in which each stream sees the others as they were when it began; None for a call alone."""
+        return None
+
     def expected_calls(self) -> int | None:
         """How many attention calls one pass makes, those left out not counted; None where that is not known."""
         return expected_calls(self.model.config)

@@ -1,5 +1,6 @@
 """Two streams that look at each other: LXMERT, BLIP's cross-attending text encoder, BridgeTower."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -151,10 +152,9 @@ class BridgeTower(CoAttentionWithPicture):
     """Both towers go on beside the layers in which they meet; the head reads the first token of both."""
 
     endings: ClassVar[tuple[str, ...]] = (
-        *("BridgeTowerForImageAndTextRetrieval", "BridgeTowerForMaskedLM", "BridgeTowerForContrastiveLearning"),
+        *("BridgeTowerForImageAndTextRetrieval", "BridgeTowerForContrastiveLearning"),
     )
     refused: ClassVar[dict[str, str]] = {
-        "BridgeTowerForMaskedLM": "masked words beside a picture are not explained yet",
         "BridgeTowerForContrastiveLearning": "it compares three vectors of every pair in the batch, not one",
     }
 
@@ -171,10 +171,10 @@ class BridgeTower(CoAttentionWithPicture):
         other = "text" if own == "image" else "image"
         return own, other if ".crossattention." in module else own
 
-    def why_not(self, method: str) -> str | None:
-        if method not in ("generic", "rollout", "transformer-attribution"):
-            return None
-        return (
-            f"in {type(self.model).__name__} each tower goes on beside the layers in which the streams look at each "
-            "other, and is added to them again and again: there is no rule for how relevance crosses such bridges"
-        )
+    def in_tower(self, module: str) -> bool:
+        return "cross_modal_" not in module
+
+    def block_of(self, module: str) -> str | None:
+        """In a layer of both each looks at what went into the other's half, not at what came out of it."""
+        found = re.search(r"cross_modal_\w+_layers\.(\d+)\.", module)
+        return found and found[1]

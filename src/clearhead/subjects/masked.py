@@ -1,52 +1,55 @@
-"""Masked language models: the word at a masked position."""
+"""Masked language models: the word at a masked position, of a text alone or beside a picture."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.subjects.base import Readout, Sample, register_subject
+from clearhead.subjects.beside import Sight, TextBeside
+from clearhead.subjects.co_attention import BridgeTower
+from clearhead.subjects.one_sequence import Vilt
 from clearhead.subjects.text import TextSubject
 from clearhead.targets import Target
 from clearhead.units import Units
 
 
-@register_subject
-class MaskedLanguageModel(TextSubject):
+class MaskedWords(TextSubject):
     """The word at a masked position; the position is found, not assumed."""
 
-    endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
     masked = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multi_label = False
-        self.mask = self.words.token_id("mask")
+        # a model that sees pictures, too, has a configuration for its texts, which may leave this to the whole
+        whole = getattr(self.model.config, "mask_token_id", None)
+        self.mask = whole if self.words.token_id("mask") is None else self.words.token_id("mask")
 
     def default_readout(self) -> Readout | None:
         return "mask"
 
-    def example(self) -> Any:
-        if self.processor is not None:
-            return f"a {self.processor.mask_token} example"
+    def ids_with_mask(self) -> Int[Tensor, "1 token"]:
         # Not all alike: where every token is the same, any attention gives the same output, and nothing is tested.
         mask, size = self.mask or 0, len(self.embeddings.weight)
-        return {"input_ids": torch.tensor([[(mask + step) % size for step in (1, 2, 0, 3, 4)]])}
+        return torch.tensor([[(mask + step) % size for step in (1, 2, 0, 3, 4)]])
 
-    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
+    def masks_in(self, inputs: dict[str, Tensor], dropped: int = 0) -> tuple[int, ...]:
+        """The masked positions of one text."""
         if self.mask is None:
             raise InputError("the id of the mask token is not known: load the tokenizer together with the model")
         if "input_ids" not in inputs:
             raise InputError("the masked position cannot be found in inputs_embeds: give input_ids")
         masks = (inputs["input_ids"] == self.mask).nonzero().flatten().tolist()
         if not masks:
-            token = getattr(self.processor, "mask_token", f"id {self.mask}")
+            token = getattr(self.words.tokenizer, "mask_token", f"id {self.mask}")
             cut = f" ({dropped} tokens were cut off, the masked one may be among them)" if dropped else ""
             raise InputError(f"no masked position: put {token} where the model should guess a word{cut}")
-        return Sample.of(inputs, units, dropped=dropped, masks=tuple(masks))
+        return tuple(masks)
 
     @property
     def regression(self) -> bool:
@@ -82,3 +85,48 @@ class MaskedLanguageModel(TextSubject):
 
     def label_name(self, index: int) -> str:
         return self.words.word(index)
+
+
+@register_subject
+class MaskedLanguageModel(MaskedWords):
+    """A text alone."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
+
+    def example(self) -> Any:
+        return (
+            {"input_ids": self.ids_with_mask()} if self.processor is None else f"a {self.processor.mask_token} example"
+        )
+
+    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
+        return Sample.of(inputs, units, dropped=dropped, masks=self.masks_in(inputs, dropped))
+
+
+class MaskedBeside(MaskedWords, TextBeside):
+    """A text beside something that it is about."""
+
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+        # mixed into a class that has it
+        sample = super().joined_sample(inputs, units, sight, dropped)  # type: ignore[safe-super]
+        return replace(sample, masks=self.masks_in(inputs, dropped))
+
+    def example(self) -> Any:
+        return {**super().example(), "input_ids": self.ids_with_mask()}
+
+
+@register_subject
+class MaskedVilt(MaskedBeside, Vilt):
+    """Words of a text and patches of a picture in one sequence, the text first."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ViltForMaskedLM",)
+
+
+@register_subject
+class MaskedBridgeTower(MaskedBeside, BridgeTower):
+    """The head reads the text's stream alone."""
+
+    endings: ClassVar[tuple[str, ...]] = ("BridgeTowerForMaskedLM",)
+    outputs: ClassVar[dict[int, str]] = {}
+
+    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        return {"text": self.rows(sample, target), "image": {}}

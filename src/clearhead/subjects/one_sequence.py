@@ -121,11 +121,10 @@ class Vilt(OneSequence, BesidePicture):
 
     endings: ClassVar[tuple[str, ...]] = (
         *("ViltForQuestionAnswering", "ViltForImageAndTextRetrieval", "ViltModel"),
-        *("ViltForImagesAndTextClassification", "ViltForMaskedLM", "ViltForTokenClassification"),
+        *("ViltForImagesAndTextClassification", "ViltForTokenClassification"),
     )
     refused: ClassVar[dict[str, str]] = {
         "ViltForImagesAndTextClassification": "it runs once for each of several pictures: its sequences are not one",
-        "ViltForMaskedLM": "masked words beside a picture are not explained yet",
         "ViltForTokenClassification": "labels of words beside a picture are not explained yet",
     }
 
