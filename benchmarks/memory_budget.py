@@ -1,11 +1,13 @@
 """All methods on 256 inputs of mixed length within a memory budget: peak memory of the process, and equal results.
 
     python benchmarks/memory_budget.py                       # zoo:sentiment, 2GiB, 256 inputs
-    python benchmarks/memory_budget.py --memory 200MiB --inputs 64
+    python benchmarks/memory_budget.py --memory 200MiB --inputs 64 --keep memory.jsonl
 
-Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often). Each
-run is a process of its own; its peak is that of the system's own account (RSS), and what it holds before it begins
-(Python, torch, the model) is given beside it. The results of runs with and without a budget are compared.
+Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often): each
+by itself, and all in one call. Each is a process of its own; its peak is that of the system's own account (RSS), and
+what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a budget, in the
+same process, and the results are compared (all in one call: with a budget alone). With --keep, what was measured is
+kept as it comes, and is not measured again; with --workers several are measured at a time.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +34,7 @@ FEWER = {
     "tam": {"steps": 4},
     "flow": {"layers": (-2, None)},
 }
+TOGETHER = "all in one call"
 SENTENCE = (
     "this film is a quiet and wonderful story about two people who never say what they mean , and I could not look "
     "away for a moment ; the music , the light and the faces stay with you long after the boring parts are forgotten"
@@ -44,42 +49,56 @@ def texts(count: int, longest: int = 200) -> list[str]:
 
 
 def resident() -> float:
-    """MiB that the process takes now, and took at most, by the system's account."""
+    """MiB that the process took at most so far, by the system's account."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def one_run(arguments: argparse.Namespace) -> None:
+def applying(arguments: argparse.Namespace) -> list[str]:
+    import clearhead
+
+    return [line.name for line in clearhead.load(arguments.model).methods() if line.applies]
+
+
+def measured(arguments: argparse.Namespace, names: list[str]) -> dict:
+    """With the budget, and then, where it is one method, without."""
     import clearhead
 
     ex = clearhead.load(arguments.model)
-    names = [line.name for line in ex.methods() if line.applies and line.name not in arguments.skip]
     methods = [clearhead.Method(name, **FEWER.get(name, {})) for name in names]
+    inputs = texts(arguments.inputs, arguments.longest)
     ex.explain("warm up", methods)
     before, started = resident(), time.perf_counter()
-    found = ex.explain(
-        texts(arguments.inputs, arguments.longest), methods, memory=None if arguments.free else arguments.memory
-    )
-    taken = time.perf_counter() - started
-    scores = {name: [e.scores.tolist() for e in es] for name, es in found.items()}
-    print(json.dumps({"before": before, "peak": resident(), "seconds": taken, "scores": scores}))
+    kept = ex.explain(inputs, methods, memory=arguments.memory)
+    found = {"before": before, "peak": resident(), "seconds": time.perf_counter() - started}
+    if len(names) > 1:
+        return found
+    started = time.perf_counter()
+    free = ex.explain(inputs, methods)
+    found |= {"peak without": resident(), "seconds without": time.perf_counter() - started}
+    ((own,), (other,)) = kept.values(), free.values()
+    return found | {"gap": gap([e.scores for e in own], [e.scores for e in other])}
 
 
-def run(arguments: argparse.Namespace, memory: str | None) -> dict:
-    command = [sys.executable, __file__, "--model", arguments.model, "--one"]
+def gap(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """The largest difference of scores, relative to the largest score."""
+    size = max(np.abs(row).max() for row in other)
+    return float(max(np.abs(a - b).max() for a, b in zip(one, other, strict=True)) / size)
+
+
+def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
+    command = [sys.executable, __file__, "--model", arguments.model, "--only", *names, "--memory", arguments.memory]
     command += ["--inputs", str(arguments.inputs), "--longest", str(arguments.longest)]
-    command += ["--skip", *arguments.skip] if arguments.skip else []
-    command += ["--memory", memory] if memory else ["--free"]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        return {"failed": (ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"])[-1]}
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def gaps(one: dict, other: dict) -> dict[str, float]:
-    """By method, the largest difference of scores, relative to the largest score."""
-    found = {}
-    for name, rows in one.items():
-        size = max(np.abs(row).max() for row in rows)
-        found[name] = max(np.abs(np.subtract(a, b)).max() / size for a, b in zip(rows, other[name], strict=True))
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+def line(name: str, one: dict) -> str:
+    if "failed" in one:
+        return f"| {name} | failed: {one['failed']} | | | | |"
+    without = f"{one['peak without']:,.0f} | {one['gap']:.0e}" if "gap" in one else "– | –"
+    return f"| {name} | {one['before']:,.0f} | {one['peak']:,.0f} | {without} | {one['seconds']:.0f} |"
 
 
 def main() -> None:
@@ -88,26 +107,39 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=256)
     parser.add_argument("--longest", type=int, default=200, help="words of the longest input")
     parser.add_argument("--memory", default="2GiB")
-    parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--free", action="store_true", help="without a budget")
+    parser.add_argument("--skip", nargs="*", default=[], help=f"methods to leave out, or {TOGETHER!r}")
+    parser.add_argument("--workers", type=int, default=1, help="processes at a time")
+    parser.add_argument("--keep", type=Path, help="where what was measured is kept: one line of JSON a method")
+    parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        one_run(arguments)
+    if arguments.only:
+        print(json.dumps(measured(arguments, arguments.only)))
         return
-    kept = run(arguments, arguments.memory)
-    free = run(arguments, None)
-    count = len(kept["scores"])
-    print(f"{count} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
-    for name, one in ((f"memory={arguments.memory}", kept), ("without a budget", free)):
-        print(
-            f"{name:20} peak {one['peak']:7,.0f} MiB, of which {one['before']:,.0f} before it began: "
-            f"{one['peak'] - one['before']:6,.0f} MiB more; {one['seconds']:.0f} s"
-        )
-    largest = ", ".join(f"{name} {gap:.0e}" for name, gap in list(gaps(kept["scores"], free["scores"]).items())[:4])
-    print(
-        f"largest differences of scores, relative to the method's largest (float32; LRP amplifies rounding): {largest}"
-    )
+    names = [name for name in applying(arguments) if name not in arguments.skip]
+    settings = {"model": arguments.model, "inputs": arguments.inputs, "memory": arguments.memory}
+    print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
+    print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    rows = {TOGETHER: names, **{name: [name] for name in names}}
+
+    def row(name: str) -> None:
+        key = {**settings, "method": name}
+        known = kept_before(arguments.keep, key)
+        one = known or key | in_its_own_process(arguments, rows[name])
+        print(line(name, one), flush=True)
+        if arguments.keep and not known and "failed" not in one:
+            with arguments.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one) + "\n")
+
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        list(pool.map(row, [name for name in rows if name not in arguments.skip]))
+
+
+def kept_before(file: Path | None, key: dict) -> dict | None:
+    if file is None or not file.exists():
+        return None
+    lines = (json.loads(text) for text in file.read_text(encoding="utf-8").splitlines())
+    return next((one for one in lines if key.items() <= one.items()), None)
 
 
 if __name__ == "__main__":

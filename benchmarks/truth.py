@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--without", default="", help="methods to leave out, with commas between them")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", help="of the weights; by default as stored, on a CPU float32")
     parser.add_argument("--by", default="score")
     parser.add_argument(
         "--figures", default="minimal precision,minimal average precision,sufficient average precision,minimal rank"
@@ -46,7 +47,7 @@ def main() -> None:
     measured, refused = {}, {}
     for model in arguments.models.split(","):
         started = time.perf_counter()
-        ex = clearhead.load(f"zoo:{model}", device=arguments.device)
+        ex = clearhead.load(f"zoo:{model}", device=arguments.device, dtype=arguments.dtype)
         methods, refused[model] = applicable(ex, with_controls(names))
         examples = list(read("known", task=model, count=arguments.count))
         measured[model] = []

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -147,6 +148,28 @@ def test_softmax_and_norm_are_steady_where_sides_are_far_apart() -> None:
     norm = lambda part: F.layer_norm(part, (4,), eps=1e-12)  # noqa: E731
     assert lost(norm, x, nothing) < 1e-5
     assert multipliers(norm, x, nothing).abs().max() < 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_scale_of_a_small_vector_is_not_too_much_for_half_precision(dtype: torch.dtype, centred: bool) -> None:
+    """Its fourth power is, in float16, from 16 on; embeddings as they are initialised have scales of 30."""
+    shape, (x, x0) = (6,), (0.03 * part for part in two_sides())
+
+    def normed(x: Tensor) -> Tensor:
+        return F.layer_norm(x, shape) if centred else F.rms_norm(x, shape, eps=1e-6)
+
+    exact, found = multipliers(normed, x, x0), multipliers(normed, x.to(dtype), x0.to(dtype))
+    assert twins.gap(found.double(), exact) < (0.01 if dtype == torch.float16 else 0.1)
+
+
+def test_half_precision_has_the_scores_of_double_precision() -> None:
+    """A BERT as transformers initialises it; on a GPU half-precision weights stay as they are stored."""
+    made, words = models.text_model("bert", dtype=torch.float16, initializer_range=0.02)
+    half, double = clearhead.load((made, words)), clearhead.load((deepcopy(made).double(), words))
+    for method in ("deeplift", "deeplift-shap"):
+        found, exact = (ex.explain(models.TEXTS[1], method, target=1).scores for ex in (half, double))
+        assert twins.gap(found, exact) < 0.05
 
 
 def test_slopes_lose_no_digits_in_single_precision() -> None:

@@ -2,9 +2,7 @@
 
 Authors zero [CLS], cut it off, or scale a map to 0…1 before they hand it over; the same is done here to our scores, so
 that the scores themselves can stay raw. What authors do beyond that is in their profiles, which are compared in
-test_profiles, test_paths, test_attention_gradcam and test_relevance_parity. What is compared nowhere: relevance
-propagation of transformerinterp on a ViT that averages its patches (`mae/LRP_ours`), which passes the pooled relevance
-on to every patch, so that there is as many times too much of it as there are patches.
+test_profiles, test_paths, test_attention_gradcam and test_relevance_parity.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Relevance propagation against Transformer-Explainability's own numbers, by its profiles (tests/data/parity)."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead import Method
+from tests.methods import test_parity as parity
 from tests.methods import twins
 from tests.methods.test_parity import CASES, DATA, ORIGINALS, explainer, without_class_token
 from tests.methods.walked import Pure
@@ -163,6 +165,8 @@ class TestViT:
             (Method("partial-lrp", rules="ours"), "te_vit_eval", "LRP_ours/last_layer"),
             (Method("partial-lrp", layers=(1, 2)), "te_vit_eval", "LRP_orig/second_layer"),
             (Method("rollout"), "te_vit_eval", "rollout_start1"),
+            (Method("transformer-attribution"), "bi_vit_h", "LRP_ours/transformer_attribution_start1"),
+            (Method("partial-lrp"), "bi_vit_c", "LRP_ours/last_layer"),
         ],
         ids=str,
     )
@@ -178,6 +182,97 @@ class TestViT:
         pixels = self.theirs(file, case, which, f"LRP_{rules}/full")[0]
         patches = pixels.reshape(4, 8, 4, 8).sum((1, 3)).reshape(-1)
         assert twins.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < within
+
+
+@cache
+def averaging() -> clearhead.Explainer:
+    """The same weights under a head that reads the mean of the patches, after the norm: transformerinterp's own."""
+    parity.explainer.cache_clear()
+    plain = parity.explainer("vit").subject.model
+    parity.explainer.cache_clear()
+
+    class NormedMeanForImageClassification(type(plain)):  # type: ignore[misc]
+        def forward(self, pixel_values: Tensor, **how: Any) -> Any:
+            states = self.vit(pixel_values, **how).last_hidden_state
+            return SimpleNamespace(logits=self.classifier(states[:, 1:].mean(1)))
+
+    plain.__class__ = NormedMeanForImageClassification
+    return clearhead.load(plain, readout="patches")
+
+
+#: Transformer Attribution of one layer by itself, the identity taken off, is what they call an ablation.
+OF_THE_LAST = Method("transformer-attribution", repeated=True, layers=(-1, None))
+
+
+@cache
+def of_averaged_patches(file: str) -> dict[str, np.ndarray]:
+    if not ORIGINALS.is_dir():
+        pytest.skip(f"{ORIGINALS} is absent: what transformerinterp says of averaged patches is there alone")
+    with np.load(ORIGINALS / "vit_beyond" / f"{file}.npz") as known:
+        return {name: known[name] for name in known.files if "LRP_ours" in name or "norm_then_meanpool" in name}
+
+
+@pytest.mark.parametrize(("case", "which"), CASES)
+class TestAveragedPatches:
+    """transformerinterp's MAE, where each patch gets all the relevance of their mean."""
+
+    def theirs(self, file: str, case: str, which: str, name: str) -> np.ndarray:
+        return of_averaged_patches(file)[f"{case}/{which}/mae/LRP_ours/{name}"].reshape(-1)
+
+    @pytest.mark.parametrize(("file", "within"), SOFTMAX)
+    @pytest.mark.parametrize(
+        ("method", "profile", "name"),
+        [
+            (Method("transformer-attribution", layers=(0, None)), "bi_vit_mae", "transformer_attribution_start0"),
+            (Method("partial-lrp"), "bi_vit_mae", "last_layer"),
+            (OF_THE_LAST, None, "last_layer_ablation"),
+        ],
+        ids=str,
+    )
+    def test_profiles(
+        self, case: str, which: str, file: str, within: float, method: Method, profile: str | None, name: str
+    ) -> None:
+        theirs, (index,) = (self.theirs(file, case, which, one) for one in (name, "target"))
+        inputs = {"pixel_values": torch.as_tensor(arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"])}
+
+        def explain() -> clearhead.Explanation:
+            return averaging().explain(inputs, method, target=int(index), profile=profile)
+
+        if file == "cases_softmax32":
+            assert twins.gap(explain().scores[1:], theirs) < within
+        else:
+            with Pure():
+                assert twins.gap(explain().scores[1:], theirs) < within
+
+    def test_relevance_of_every_map(self, case: str, which: str) -> None:
+        """The replica is held to their product of all maps, which reads the class token."""
+        index = int(self.theirs("cases", case, which, "target")[0])
+        found = walked_mean(case, index)
+        rows = np.eye(17)[0]
+        for maps in reversed(found.maps):
+            rows = rows + rows @ np.maximum(maps, 0).mean(0)
+        assert twins.gap(rows[1:], self.theirs("cases", case, which, "rollout_start0")) < 1e-9
+
+
+def walked_mean(case: str, index: int) -> relevance.Found:
+    pixels = arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"][0].astype(float)
+    return relevance.vit(averaging().subject.model, pixels, index, "ours", averaged=True)
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize("index", range(5))
+def test_averaged_patches_as_the_replica_walks_them(case: str, index: int) -> None:
+    inputs = {"pixel_values": torch.as_tensor(arrays("vit")[f"vit_chefer/cases/{case}/pixel_values"])}
+    mean = np.append(0, np.full(16, 1 / 16))
+    with Pure():
+        both = averaging().explain(inputs, ["transformer-attribution", "partial-lrp"], index, profile="bi_vit_mae")
+        tape = averaging().record(inputs, "attention_gradient", target=index)
+    gradients = np.stack([call.attention_gradient[0] for call in tape.calls])
+    found = walked_mean(case, index)
+    identity_kept = attribution.scores(found, gradients, mean, [1, 2]) + mean
+    assert twins.gap(both["transformer-attribution"].scores[1:], identity_kept[1:]) < WITHIN
+    assert twins.gap(both["partial-lrp"].scores[1:], partial_lrp.scores(found, mean)[1:]) < WITHIN
+    assert all(np.isnan(e.scores[0]) for e in both.values())
 
 
 def test_both_cases_in_one_batch() -> None:

@@ -169,7 +169,11 @@ def bert(model: Any, ids: list[int], label: int, variant: str, mask: list[int] |
     return found
 
 
-def vit(model: Any, pixels: Float[np.ndarray, "channel high wide"], label: int, variant: str) -> Found:
+def vit(
+    model: Any, pixels: Float[np.ndarray, "channel high wide"], label: int, variant: str, averaged: bool = False
+) -> Found:
+    """`averaged`: the classifier reads the mean of the patches, and each patch gets all that arrives at the mean, as in
+    transformerinterp's code for MAE."""
     walk, found = Walk(model, variant), Found()
     table = "vit.embeddings"
     kernel = walk.weights[f"{table}.patch_embeddings.projection.weight"]
@@ -194,8 +198,11 @@ def vit(model: Any, pixels: Float[np.ndarray, "channel high wide"], label: int, 
     last = walk.norm("vit.layernorm", x)
     r = np.zeros(model.config.num_labels)
     r[label] = 1
+    read = range(1, len(x)) if averaged else [0]
+    r = linear(variant, r, last[read].mean(0), walk.weight("classifier"))
     whole = np.zeros_like(x)
-    whole[0] = last[0] * safe_divide(linear(variant, r, last[0], walk.weight("classifier")), last[0])
+    for i in read:
+        whole[i] = last[i] * safe_divide(r, last[i])
     r = whole
     for at, names, x, normed, q, k, v, attention, joined, projected, middle, again, wide, narrow in reversed(kept):
         to_narrow, skip = add(variant, r, narrow, middle)

@@ -74,18 +74,44 @@ class Flow(Fold):
 
 def flow(layers: Float[Tensor, "layer unit unit"], wanted: Float[Tensor, "unit"]) -> Float[Tensor, "unit unit"]:
     """The wanted rows of F, each divided by its sum; the others are zero."""
-    from igraph import Graph
-
-    depth, n, _ = layers.shape
-    layer, i, j = layers.nonzero(as_tuple=True)  # node (l, i) is number l · n + i
-    edges = torch.stack([(layer + 1) * n + i, layer * n + j], dim=1)
-    graph, capacity = Graph(n=(depth + 1) * n, edges=edges.numpy(), directed=True), layers[layer, i, j].tolist()
-    found = torch.zeros(n, n, dtype=torch.float64)
+    first, last, most = layers[0], layers[-1], Between(layers[1:-1]).most if len(layers) > 2 else None
+    found = torch.zeros_like(first)
     for p in wanted.nonzero().flatten().tolist():
-        row = [graph.maxflow_value(depth * n + p, unit, capacity=capacity) for unit in range(n)]
-        found[p] = torch.tensor(row, dtype=torch.float64)
+        if len(layers) == 1:
+            found[p] = first[p]
+        elif most is None:  # what meets at a unit is as much as the less of the two
+            found[p] = torch.minimum(last[p, :, None], first).sum(0)
+        else:
+            found[p] = torch.tensor([most(last[p], into) for into in first.T], dtype=torch.float64)
         found[p] /= found[p].sum()
     return found
+
+
+class Between:
+    """The layers between the last, of which one row is read, and the first, of which one column is.
+
+    All else of these two leads nowhere. The graph is one for all rows and columns: those are its last edges.
+    """
+
+    def __init__(self, layers: Float[Tensor, "layer unit unit"]) -> None:
+        from igraph import Graph
+
+        depth, n, _ = layers.shape
+        layer, i, j = layers.nonzero(as_tuple=True)  # the node i above layer l is number (l + 1) · n + i
+        self.source, self.sink = (depth + 1) * n, (depth + 1) * n + 1
+        units, each = torch.arange(n), torch.ones(n, dtype=torch.long)
+        edges = [
+            torch.stack([(layer + 1) * n + i, layer * n + j], dim=1),
+            torch.stack([self.source * each, depth * n + units], dim=1),
+            torch.stack([units, self.sink * each], dim=1),
+        ]
+        self.graph = Graph(n=self.sink + 1, edges=torch.cat(edges).numpy(), directed=True)
+        self.capacity = layers[layer, i, j].tolist()
+
+    def most(self, out: Float[Tensor, "unit"], into: Float[Tensor, "unit"]) -> float:
+        """The max-flow with these capacities from the source and to the sink."""
+        capacity = [*self.capacity, *out.tolist(), *into.tolist()]
+        return float(self.graph.maxflow_value(self.source, self.sink, capacity=capacity))
 
 
 def _duration(seconds: float) -> str:

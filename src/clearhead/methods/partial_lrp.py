@@ -6,7 +6,8 @@ The last layer by default; over several layers their mean. `rules` is the family
 as published, or "ours", those of Transformer Attribution. Where streams look at each other, each map is read by itself.
 
 With `scaled` each map is taken as it is, negative or not, and brought to 0…1 before a row of it is read, as authors do
-for LXMERT, VisualBERT and DETR: scores then depend on rows that do not speak for the target.
+for LXMERT, VisualBERT and DETR: scores then depend on rows that do not speak for the target. With `repeated`, each
+patch gets all the relevance of their mean, as in authors' code for pictures whose patches are averaged.
 """
 
 from typing import Literal
@@ -40,11 +41,12 @@ from clearhead.rules.relevance import Relevance
 class PartialLRP(UnderRules):
     rules: Literal["orig", "ours"] = "orig"
     mask: bool = of_authors(False)
+    repeated: bool = of_authors(False)
     scaled: bool = of_authors(False)
 
     @property
     def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask)
+        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
 
     def visit(self, call: Call) -> Float[Tensor, "batch head row unit"]:
         return push(self.frame.readout, relevance_map(call, self.frame, self.frame, self.scaled)) / len(
@@ -56,11 +58,12 @@ class PartialLRP(UnderRules):
 class PartialLRPAcross(UnderRulesAcross):
     rules: Literal["orig", "ours"] = "orig"
     mask: bool = of_authors(False)
+    repeated: bool = of_authors(False)
     scaled: bool = of_authors(False)
 
     @property
     def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask)
+        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
 
     def begin(self) -> None:
         self.rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}

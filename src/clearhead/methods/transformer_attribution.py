@@ -5,7 +5,8 @@
 P_l is the relevance of A_l by the authors' rules of relevance propagation (`rules/relevance.py`). The read-out row
 alone is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise`
 each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: what is left of w is in the
-scores, and in the share of the first layer.
+scores, and in the share of the first layer. With `repeated`, each patch gets all the relevance of their mean, as in
+authors' code for pictures whose patches are averaged: as many times too much as there are patches.
 
 Where streams look at each other (co-attention, encoder–decoders), as in the authors' comparisons: R gathers what a
 stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does. Where a tower
@@ -44,12 +45,13 @@ class TransformerAttribution(UnderRules):
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"
     mask: bool = of_authors(False)
+    repeated: bool = of_authors(False)
 
     beside = True
 
     @property
     def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask)
+        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
 
     def begin(self) -> None:
         self.rows = self.own = self.frame.readout
@@ -78,12 +80,13 @@ class TransformerAttributionAcross(UnderRulesAcross):
     normalise: bool = False
     rules: Literal["ours", "orig"] = "ours"
     mask: bool = of_authors(False)
+    repeated: bool = of_authors(False)
 
     beside = True
 
     @property
     def family(self) -> Relevance:
-        return Relevance(self.rules, mask=self.mask)
+        return Relevance(self.rules, mask=self.mask, repeated=self.repeated)
 
     def begin(self) -> None:
         self.within = {stream: Rows(frame.readout) for stream, frame in self.frames.items()}

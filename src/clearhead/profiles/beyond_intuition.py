@@ -16,13 +16,16 @@ _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/
 _BI_LAYERS = "The layers are those of their scripts for ViT-B where layers= is not given (H: 3 on, C: 6 on, of 12). "
 #: What they compare with, on a model that reads its class token.
 _VIT_OTHERS = {
+    "transformer-attribution": Settings({"layers": (1, None)}, finish=specials_dropped),
+    "partial-lrp": Settings({"rules": "ours"}, finish=specials_dropped),
     "rollout": Settings({"layers": (1, None)}, finish=specials_dropped),
     "attention": Settings(finish=specials_dropped_scaled),
     "attention-gradcam": Settings({"region": "row"}, finish=specials_dropped_scaled),
 }
 _VIT_DIFFERS = (
-    "The class token is cut off. Rollout leaves out the first layer; raw attention and GradCAM, which weighs heads by "
-    "the gradients of the row that is read, are brought to 0…1."
+    "The class token is cut off. Transformer Attribution and rollout leave out the first layer; partial LRP is by the "
+    "rules of Transformer Attribution; raw attention and GradCAM, which weighs heads by the gradients of the row that "
+    "is read, are brought to 0…1."
 )
 _BERT_OTHERS = {
     "generic": Settings({"layers": (-1, None)}, finish=own_entry_zero),
@@ -66,12 +69,17 @@ register_profile(
         source=_BI,
         differs=_BI_LAYERS + "For models that average their patches: the mean of the patches' rows; the class token is "
         "cut off. In Generic Attention heads are averaged before the clamp, and the identity stays in the scores. "
-        "Rollout leaves out the first layer. Raw "
-        "attention and GradCAM are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
+        "Rollout leaves out the first layer, and so does Transformer Attribution, where the identity stays in the "
+        "scores; partial LRP is by the rules of Transformer Attribution; in both, all the relevance of the patches' "
+        "mean is handed to each patch, as many times too much as there are patches (their figures are of a model that "
+        "applies its last norm before it averages, theirs alone; the rules are the same). Raw attention and GradCAM "
+        "are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
         methods={
             "beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped),
             "beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped),
             "generic": Settings({"fusion": "mean-clamp"}, finish=with_identity),
+            "transformer-attribution": Settings({"layers": (1, None), "repeated": True}, finish=with_identity),
+            "partial-lrp": Settings({"rules": "ours", "repeated": True}, finish=specials_dropped),
             "rollout": Settings({"layers": (1, None)}, finish=specials_dropped),
             "attention": Settings({"by_query": True}, finish=specials_dropped_scaled),
             "attention-gradcam": Settings({"by_query": True}, finish=specials_dropped_scaled),

@@ -45,6 +45,12 @@ def plain() -> Iterator[None]:
         _far.reset(before)
 
 
+def wide(part: Any) -> Any:
+    """Half precision as float32: the (r r₀)² of a norm is too much for float16 where both scales are 16."""
+    half = isinstance(part, Tensor) and part.dtype in (torch.float16, torch.bfloat16)
+    return part.float() if half else part
+
+
 def elementwise(f: Callable[[Tensor], Tensor], slope: Slope, z: Tensor, z0: Tensor, dz: Tensor) -> Tensor:
     return slope(f, z, z0) * dz
 

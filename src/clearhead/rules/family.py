@@ -125,8 +125,12 @@ class Family:
         raise NotImplementedError
 
     def map(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """What is linear in x: a mean, a product with a constant matrix."""
+        """What is linear in x: a sum, a product with a constant matrix."""
         raise NotImplementedError
+
+    def mean(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A mean along some axes, which is linear."""
+        return self.map(apply, x)
 
     def scale(self, apply: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
         """What multiplies each number of x by a constant."""

@@ -67,7 +67,7 @@ def _einsum(func: Any, equation: str, *operands: Any) -> Ruled | None:
         raise NoRule(f"the operator einsum of {len(moving)} tensors that depend on the input has no rule in DeepLIFT")
 
     def times(a: Tensor, b: Tensor) -> Tensor:
-        given = list(parts)
+        given = [deeplift.wide(part) for part in parts]
         given[moving[0]], given[moving[1]] = a, b
         return torch.einsum(equation, *given)
 
@@ -199,8 +199,8 @@ def _elementwise(func: Any, input: Any, *args: Any, **kwargs: Any) -> Ruled | No
         raise NoRule(
             f"the operator {func.__name__} of several tensors that depend on the input has no rule in DeepLIFT"
         )
-    slope = SLOPES[func.__name__]
-    return (input,), lambda z: deeplift.elementwise(lambda part: func(part, *args, **kwargs), slope, *z)
+    slope, beside = SLOPES[func.__name__], [deeplift.wide(part) for part in args]
+    return (input,), lambda z: deeplift.elementwise(lambda part: func(part, *beside, **kwargs), slope, *z)
 
 
 @_rule("pow", "__pow__")

@@ -44,7 +44,7 @@ PICKS = _names("__getitem__ select index_select")
 SAME = _names("dropout dropout1d dropout2d")
 
 CONVOLUTIONS = _names("conv1d conv2d conv3d")
-MAPS = _names("mean sum cumsum avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate")
+MAPS = _names("sum cumsum avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate")
 SUMS = _names("add add_ __add__ __radd__ __iadd__")
 DIFFERENCES = _names("sub __sub__ subtract")
 OPPOSITES = _names("neg negative __neg__")
@@ -119,6 +119,11 @@ def _convolution(
 @_kind(MAPS)
 def _map(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return mode.family.map(lambda x: func(x, *args, **kwargs), input)
+
+
+@_kind(["mean"])
+def _mean(mode: Mode, func: Any, /, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return mode.family.mean(lambda x: func(x, *args, **kwargs), input)
 
 
 # Sums, products and quotients -----------------------------------------------------------------------------------------

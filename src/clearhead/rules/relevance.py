@@ -68,18 +68,20 @@ class Relevance(Family):
 
     Constants that are added to maps of attention take none: a mask, also where it hides nothing, would take its 1e-9.
     With `mask` it does, and is added also where there is none, as in the authors' BERT. With `kept`, what arrives in
-    front of a linear map is scaled to the sum of what came to it, as in the authors' DETR.
+    front of a linear map is scaled to the sum of what came to it, as in the authors' DETR. With `repeated`, all that
+    arrives at a mean goes to each of what was averaged, as in transformerinterp's MAE: as many times too much.
     """
 
     variant: Variant = "ours"
     positions: bool = True
     mask: bool = False
     kept: bool = False
+    repeated: bool = False
 
     name: ClassVar[str] = "relevance propagation"
 
     def twice(self) -> Family:
-        return Twice(self.variant, self.positions, self.mask, self.kept)
+        return Twice(self.variant, self.positions, self.mask, self.kept, self.repeated)
 
     def used(self, x: Tensor, uses: WeakTensorKeyDictionary, operation: str) -> None:
         if x not in uses:
@@ -172,6 +174,15 @@ class Relevance(Family):
             found = x * back(divided(r, z))[0]
             # The values in a detector's first layer are constant; its attention gets half all the same.
             return (found / 2 if self.kept else found,)
+
+        return ruled(apply, rule, x)
+
+    def mean(self, apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if not self.repeated:
+            return self.map(apply, x)
+
+        def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
+            return (_vjp(apply, x)[1](r)[0] * (x.numel() / r.numel()),)
 
         return ruled(apply, rule, x)
 

@@ -116,9 +116,9 @@ class LiftedSide(Side):
             raise NoRule(f"what goes into the operator {func.__name__} is changed in place later on")
         sides = zip(inputs, then.inputs, strict=True)
         with self.rules():
-            linear = formula(*((now.detach(), before, now) for now, before in sides))
+            linear = formula(*(tuple(map(deeplift.wide, (now.detach(), before, now))) for now, before in sides))
         if isinstance(value, tuple):  # a maximum comes with its place
-            return type(value)((Lifted.apply(linear, value[0]), *value[1:]))
+            return type(value)((Lifted.apply(linear.to(value[0].dtype), value[0]), *value[1:]))
         return Lifted.apply(linear.to(value.dtype), value)
 
     def linear(self, name: str, args: Any, kwargs: Any) -> None:
