@@ -182,7 +182,7 @@ WAYS = {"clearhead": our_way, "the authors' way": authors_way}
 def go(way: str, asked: argparse.Namespace, out: Path) -> None:
     """One way, in this process."""
     torch.set_num_threads(asked.threads)
-    ex = clearhead.load("zoo:pets", device=asked.device)
+    ex = clearhead.load("zoo:pets", device=asked.device, dtype="float32")  # as stored, a GPU would take float16
     given = pictures(asked.pictures, asked.data)
     ex.methods(), ex.explain(given[0].input, method=list(METHODS))  # what is done once for a model is no side's cost
     before = resident()
