@@ -108,6 +108,7 @@ def job_of(model: str, asked: argparse.Namespace) -> Job:
         chunk=case.chunk,
         batch_size=case.batch_size,
         device=asked.device,
+        dtype="float32",  # on a GPU, too: half precision would be the model as stored
     )
 
 
@@ -173,7 +174,8 @@ def about(worker: Worker, job: Job) -> dict[str, Any]:
     """What a row's hash of settings stands for, and where it was measured."""
     settings = {key: {"protocol": name, **made.settings} for key, (name, made) in worker.protocols.items()}
     device = torch.cuda.get_device_name() if job.device and "cuda" in job.device else "CPU"
-    return {"settings": settings, "versions": versions(), "device": device, "data": worker.data.name}
+    dtype = str(job.dtype)
+    return {"settings": settings, "versions": versions(), "device": device, "dtype": dtype, "data": worker.data.name}
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

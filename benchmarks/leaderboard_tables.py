@@ -118,7 +118,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
             refused = {w: why for line in lines for w, why in line["refused"].items() if _method(w) not in there}
             about = {
                 name: " and ".join(sorted({line["about"][name] for line in lines}))
-                for name in ("versions", "device", "data")
+                for name in ("versions", "device", "dtype", "data")
             }
             seconds = round(sum(line["seconds"] for line in lines), 1)
             left_out = {**dict.fromkeys(CASES[model].apart, APART), **CASES[model].left_out}
@@ -327,9 +327,10 @@ def _agreement(summary: Mapping[str, Any]) -> str:
 
 
 def _runs(summary: Mapping[str, Any]) -> str:
-    lines = ["## The runs", "", "| model | data | device | seconds | versions |", "| --- | --- | --- | --- | --- |"]
+    lines = ["## The runs", "", "| model | data | device | numbers | seconds | versions |", "| --- |" + " --- |" * 5]
     for model, one in summary["models"].items():
-        lines.append(f"| {model} | {one['data']} | {one['device']} | {one['seconds']:,.0f} | {one['versions']} |")
+        where = f"{one['data']} | {one['device']} | {one['dtype']}"
+        lines.append(f"| {model} | {where} | {one['seconds']:,.0f} | {one['versions']} |")
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ def row(protocol: str, part: str, method: str, example: str, figures: dict[str, 
 
 
 def line(key: str, rows: list[dict[str, object]], device: str, refused: dict[str, str]) -> str:
-    about = {"versions": "clearhead 0", "device": device, "data": "eraser-movies"}
+    about = {"versions": "clearhead 0", "device": device, "dtype": "float32", "data": "eraser-movies"}
     return json.dumps({"key": key, "seconds": 1.0, "about": about, "refused": refused, "rows": rows}) + "\n"
 
 
