@@ -1,12 +1,15 @@
 """Every method on the zoo's models: which find the truth where it is known, and which are faithful where it is not?
 
     python benchmarks/leaderboard.py run [--models logic,pets] [--data ../shared/data] [--minutes 10] [--limit 4]
+    python benchmarks/leaderboard.py run --models pets --methods flow      only these, one example at a time
     python benchmarks/leaderboard.py tables        rows → docs/leaderboard.json → docs/leaderboard.md
 
 `run` measures chunk after chunk of a model, each with all methods, and appends each to a file in
 build/leaderboard/MODEL; stopped at any moment (or out of minutes), the same command goes on where it was. The order of
 chunks is drawn, so that a part of them is a fair sample. Several models: one process each, or several
-(`--models pets:3`), `--workers` at a time. No pyarrow is needed: what a chunk gives is one line of JSON.
+(`--models pets:3`), `--workers` at a time. Methods that take longer than all others together are measured apart, on the
+first of the same examples, as many as there is time for: the tables say how many. No pyarrow is needed: what a chunk
+gives is one line of JSON.
 """
 
 import argparse
@@ -33,14 +36,16 @@ from clearhead.methods.base import REGISTRY
 ROWS = Path("build/leaderboard")
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
-LONG = "left out: one explanation solves a flow problem for every unit, and there are too many units here"
-MANY = "left out: as many passes as an explanation needs with this many units were not affordable"
-FLOW = {"flow": LONG}
+LONG = "left out: a max-flow problem for each of 145 units from each of 145 rows takes an hour an example"
+FLOW = ("flow",)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the zoo, the data it is measured on, and by which protocols."""
+    """A model of the zoo, the data it is measured on, and by which protocols.
+
+    apart: methods that are measured only where `--methods` names them; left_out: those that are not, and why
+    """
 
     data: str
     protocols: tuple[str, ...]
@@ -49,6 +54,7 @@ class Case:
     limit: int = 100
     chunk: int = 4
     batch_size: int = 8
+    apart: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,29 +73,28 @@ CASES: dict[str, Case] = {
     "spell": Case("known:spell", ("truth", "perturb-text", "subsets"), words("pad") | {"subsets": {"fill": "pad"}}),
     "shapes-vqa": Case("known:shapes-vqa", ("truth", "perturb-text", "perturb-regions"), words("mask"), chunk=2),
     "shapes-vilt": Case("known:shapes-vilt", ("truth", "perturb-text", "perturb-images"), words("mask") | ONE_FILL),
-    "shapes-detr": Case("known:shapes-detr", ("truth",), left_out=FLOW, chunk=2),
-    "pets-hans": Case("known:pets-hans", ("truth", "perturb-images", "subsets"), ONE_FILL, left_out=FLOW),
+    "shapes-detr": Case("known:shapes-detr", ("truth",), chunk=2),
+    "pets-hans": Case("known:pets-hans", ("truth", "perturb-images", "subsets"), ONE_FILL, apart=FLOW),
     "sentiment": Case("sst2", ("perturb-text", "eraser", "subsets"), words("mask", "delete"), "test"),
     "rationale": Case(
         "eraser-movies",
         ("rationales", "perturb-text", "eraser"),
         words("mask"),
         "test",
-        limit=60,
         chunk=2,
         batch_size=4,
-        left_out=FLOW | dict.fromkeys(("kernel-shap", "lime"), MANY),
+        apart=(*FLOW, "kernel-shap", "lime"),
     ),
-    "pets": Case("pets", SEEN, PICTURES, "test", left_out=FLOW),
-    "pets-mean": Case("pets", SEEN, PICTURES, "test", left_out=FLOW),
-    "pets-clip": Case("pets", SEEN, PICTURES | {"subsets": {"stream": "image"}}, "test", left_out=FLOW),
+    "pets": Case("pets", SEEN, PICTURES, "test", apart=FLOW),
+    "pets-mean": Case("pets", SEEN, PICTURES, "test", left_out={"flow": LONG}),
+    "pets-clip": Case("pets", SEEN, PICTURES | {"subsets": {"stream": "image"}}, "test", apart=FLOW),
 }
 
 
 def job_of(model: str, asked: argparse.Namespace) -> Job:
     case = CASES[model]
-    without = {*case.left_out, *asked.without.split(",")}
-    methods = tuple(name for name in sorted(REGISTRY) if name not in without)
+    without = {*case.left_out, *case.apart, *asked.without.split(",")}
+    methods = asked.methods or tuple(name for name in sorted(REGISTRY) if name not in without)
     own = None if case.data.startswith("known:") else asked.data
     return Job(
         f"zoo:{model}",
@@ -103,6 +108,7 @@ def job_of(model: str, asked: argparse.Namespace) -> Job:
         chunk=case.chunk,
         batch_size=case.batch_size,
         device=asked.device,
+        dtype="float32",  # on a GPU, too: half precision would be the model as stored
     )
 
 
@@ -121,18 +127,14 @@ def run(model: str, asked: argparse.Namespace) -> None:
     indices = sample_of(job, case.limit, asked.drawn)
     job = Job(**{**asdict(job), "indices": indices[: asked.limit], "settings": case.settings, "limit": job.limit})
     worker = Worker(job)
-    methods = tuple(str(method) for method in with_controls(job.methods))
+    methods = asked.methods or tuple(str(method) for method in with_controls(job.methods))
     missing = tuple((settings, methods) for settings in worker.protocols)
-    path = asked.out / model / f"{asked.part.replace('/', '-of-')}.jsonl"
+    path = asked.out / model / f"{file_name(asked.part, asked.methods)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {line["key"] for line in lines_of(path.parent)}
-    plan = [
-        (base_key(worker.model, content, versions(), job), places) for places, content in chunks(worker.data, job.chunk)
-    ]
-    order = np.random.default_rng(1).permutation(len(plan))
+    plan = planned(worker, asked.methods)
     part, parts = map(int, asked.part.split("/"))
-    for number, place in enumerate(order[part::parts]):
-        key, places = plan[place]
+    for number, (key, places) in enumerate(plan[part::parts]):
         if key in done:
             continue
         if time.monotonic() > ends:
@@ -148,11 +150,32 @@ def run(model: str, asked: argparse.Namespace) -> None:
         print(f"{model}: chunk {number + 1} of {len(plan) // parts}, {seconds:.1f} s, {len(rows)} rows", flush=True)
 
 
+def planned(worker: Worker, methods: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Keys and examples of the chunks, in the order in which they are drawn; of methods that go apart, one by one."""
+    job = worker.job
+    found = [
+        (base_key(worker.model, content, versions(), job), places) for places, content in chunks(worker.data, job.chunk)
+    ]
+    drawn = [found[place] for place in np.random.default_rng(1).permutation(len(found))]
+    if not methods:
+        return drawn
+    return [(f"{key}/{place}/{','.join(methods)}", (place,)) for key, places in drawn for place in places]
+
+
+def file_name(part: str, methods: tuple[str, ...]) -> str:
+    """
+    >>> file_name("0/2", ("flow",))
+    'flow-0-of-2'
+    """
+    return "-".join([*methods, part.replace("/", "-of-")])
+
+
 def about(worker: Worker, job: Job) -> dict[str, Any]:
     """What a row's hash of settings stands for, and where it was measured."""
     settings = {key: {"protocol": name, **made.settings} for key, (name, made) in worker.protocols.items()}
     device = torch.cuda.get_device_name() if job.device and "cuda" in job.device else "CPU"
-    return {"settings": settings, "versions": versions(), "device": device, "data": worker.data.name}
+    dtype = str(job.dtype)
+    return {"settings": settings, "versions": versions(), "device": device, "dtype": dtype, "data": worker.data.name}
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -180,7 +203,8 @@ def run_all(parts: list[tuple[str, str]], asked: argparse.Namespace) -> None:
             command += ["--device", "cpu" if model in asked.on_cpu.split(",") else asked.device]
             command += ["--without", asked.without, *([] if asked.limit is None else ["--limit", str(asked.limit)])]
             command += ["--drawn"] if asked.drawn else []
-            log = (asked.out / f"{model}-{part.replace('/', '-of-')}.log").open("a", encoding="utf-8")
+            command += ["--methods", ",".join(asked.methods)] if asked.methods else []
+            log = (asked.out / f"{model}-{file_name(part, asked.methods)}.log").open("a", encoding="utf-8")
             running[model, part] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         for own, process in list(running.items()):
             if process.poll() is not None:
@@ -211,6 +235,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROWS)
     parser.add_argument("--minutes", type=float, default=1e6, help="no chunk is begun after so many")
     parser.add_argument("--limit", type=int, help="only so many examples of each model, to try it out")
+    parser.add_argument("--methods", type=lambda names: tuple(names.split(",")), default=(), help="only these")
     parser.add_argument("--without", default="", help="methods that are too slow for this machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--on-cpu", default="", help="models that stay on the CPU, whatever the device")

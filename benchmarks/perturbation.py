@@ -3,24 +3,27 @@
 The authors run one method at a time: a first program explains every picture and writes its map into a file, a second
 reads the maps and sends every altered picture through the model, the clean one and the empty one again and again.
 clearhead explains all methods in shared passes and sends each distinct altered picture once. Same pictures, methods,
-fractions, fill, batches and model on both sides; the curves are compared. Every way runs in a process of its own, so
-that its peak of memory is its own; clearhead runs once more with a quarter of the pictures, to see if memory grows.
+fractions, fill and model on both sides; the curves are compared. Every way runs in a process of its own, so that its
+memory is its own; after each chunk clearhead's is noted, to see if it grows.
 
     python benchmarks/perturbation.py [--pictures 16] [--data ../shared/data] [--device cuda] [--threads 1] [--chunk 4]
+        [--authors 4] [--json benchmarks/results/perturbation/h200.json]
 
-500 pictures are the size that papers take samples of; without a data folder, pictures are noise.
+500 pictures are the size that papers take samples of; the authors' way may take the first few of them only, and is then
+held against clearhead's time for the same few. Without a data folder, pictures are noise.
 """
 
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
 import torch
+import transformers
 
 import clearhead
 from clearhead.bench.data import DataSet, Example, read
@@ -47,6 +51,8 @@ DIRECTIONS = ("positive", "negative")
 BATCH = 16
 
 Curves = dict[str, list[float]]
+#: Called with the number of pictures that are done.
+Note = Callable[[int], None]
 
 
 def pictures(count: int, folder: str | None) -> Sequence[Example]:
@@ -58,25 +64,59 @@ def pictures(count: int, folder: str | None) -> Sequence[Example]:
 
 
 class Watch:
-    """Which pictures go through the model: with gradients, to be explained, and without, to be judged by."""
+    """Which pictures go through the model: with gradients, to be explained, and without, to be judged by.
+
+    Eight bytes are kept of each: a table of them would grow with the pictures, and memory is what is measured.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.seen: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+        self.seen = {True: array("q"), False: array("q")}
         self.seconds = 0.0
         model.register_forward_pre_hook(self._add, with_kwargs=True)
 
     def _add(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        given = kwargs["pixel_values"].detach()
+        _wait(given.device)  # or what the GPU has still to do would count as watching
         began = time.perf_counter()
-        given = kwargs["pixel_values"].detach().float().cpu().numpy()
-        self.seen[torch.is_grad_enabled()].update(hash(one.tobytes()) for one in given)
+        self.seen[torch.is_grad_enabled()].extend(hash(one.tobytes()) for one in given.float().cpu().numpy())
         self.seconds += time.perf_counter() - began
 
     def counts(self) -> dict[str, int]:
         explained, judged = self.seen[True], self.seen[False]
-        return {"explained": sum(explained.values()), "judged": sum(judged.values()), "distinct": len(judged)}
+        return {"explained": len(explained), "judged": len(judged), "distinct": len(set(judged))}
 
 
-def authors_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path, chunk: int) -> Curves:
+class Clock:
+    """Seconds without those of watching, and memory, each time it is told how many pictures are done."""
+
+    def __init__(self, watch: Watch, device: torch.device) -> None:
+        self.watch, self.device = watch, device
+        self.notes: list[dict[str, float]] = []
+        self.began = time.perf_counter()
+
+    def note(self, pictures: int) -> None:
+        _wait(self.device)
+        seconds = time.perf_counter() - self.began - self.watch.seconds
+        found = {"pictures": pictures, "seconds": round(seconds, 2), "mib": round(resident(), 1)}
+        if self.device.type == "cuda":  # the most since the last note
+            found["cuda mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+            torch.cuda.reset_peak_memory_stats()
+        self.notes.append(found)
+        print(f"{pictures} pictures, {seconds:.1f} s, {found['mib']:,.0f} MiB", file=sys.stderr, flush=True)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def resident() -> float:
+    """MiB that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def authors_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path, chunk: int, note: Note) -> Curves:
     """One method after the other, maps through files, no table of what was seen before."""
     for method in ALL:
         for number, example in enumerate(given):
@@ -88,6 +128,7 @@ def authors_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path,
                 scores = [np.load(folder / f"{method}-{number}.npy")[1:] for number in batch]
                 found = _fractions(ex, [given[number] for number in batch], scores, direction)
                 curves |= {f"{method}/{given[n].id}/{direction}": own for n, own in zip(batch, found, strict=True)}
+    note(len(given))
     return curves
 
 
@@ -118,16 +159,18 @@ def _fractions(
     return curves[torch.arange(len(batch)), :, judged].tolist()
 
 
-def our_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path, chunk: int) -> Curves:
+def our_way(ex: clearhead.Explainer, given: Sequence[Example], folder: Path, chunk: int, note: Note) -> Curves:
     # only pictures, as the authors' way has them: labels play no part
     data = DataSet("pictures", "all", "their own", (), lambda: given, lambda one: Example(one.id, one.input))
     settings = {"perturb-images": {"fills": ("black",), "fractions": FRACTIONS}}
     worker = Worker(Job("zoo:pets", "pictures", METHODS, ("perturb-images",), settings), ex, data)
     missing = tuple((settings, ALL) for settings in worker.protocols)
-    path = folder / "rows.jsonl"
+    path, done = folder / "rows.jsonl", 0
     with path.open("w", encoding="utf-8") as file:
         for places, key in chunks(data, chunk):
             file.writelines(json.dumps(asdict(row)) + "\n" for row in worker(Task(key, places, missing)).rows)
+            done += len(places)
+            note(done)
     with path.open(encoding="utf-8") as file:
         rows = (json.loads(line) for line in file)
         return {f"{r['method']}/{r['example']}/{r['part'].split('/')[-1]}": r["curves"]["probability"] for r in rows}
@@ -139,21 +182,20 @@ WAYS = {"clearhead": our_way, "the authors' way": authors_way}
 def go(way: str, asked: argparse.Namespace, out: Path) -> None:
     """One way, in this process."""
     torch.set_num_threads(asked.threads)
-    ex = clearhead.load("zoo:pets", device=asked.device)
+    ex = clearhead.load("zoo:pets", device=asked.device, dtype="float32")  # as stored, a GPU would take float16
     given = pictures(asked.pictures, asked.data)
     ex.methods(), ex.explain(given[0].input, method=list(METHODS))  # what is done once for a model is no side's cost
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    before = resident()
     watch = Watch(ex.subject.model)
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        curves = WAYS[way](ex, given, Path(folder), asked.chunk)
-        seconds = time.perf_counter() - began - watch.seconds
+        clock = Clock(watch, ex.subject.device)
+        curves = WAYS[way](ex, given, Path(folder), asked.chunk, clock.note)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    facts = {"seconds": seconds, **watch.counts(), "mib": peak, "mib before": before}
+    facts = {**watch.counts(), "mib before": round(before, 1), "peak mib": round(peak, 1), "notes": clock.notes}
     out.write_text(json.dumps({"facts": facts, "curves": curves}), encoding="utf-8")
 
 
-def in_a_process(way: str, asked: argparse.Namespace, count: int, folder: Path) -> tuple[dict[str, float], Curves]:
+def in_a_process(way: str, asked: argparse.Namespace, count: int, folder: Path) -> tuple[dict[str, Any], Curves]:
     out = folder / "way.json"
     command = [sys.executable, __file__, "--way", way, "--into", str(out), "--pictures", str(count)]
     command += ["--device", asked.device, "--threads", str(asked.threads), "--chunk", str(asked.chunk)]
@@ -162,12 +204,28 @@ def in_a_process(way: str, asked: argparse.Namespace, count: int, folder: Path) 
     made = json.loads(out.read_text(encoding="utf-8"))
     facts = made["facts"]
     print(
-        f"{way:17} {count:4} pictures {facts['seconds']:8.1f} s   {facts['explained']:7,} pictures explained, "
-        f"{facts['judged']:7,} judged, {facts['distinct']:7,} of them distinct   "
-        f"peak {facts['mib']:,.0f} MiB ({facts['mib before']:,.0f} before)",
+        f"{way:17} {count:4} pictures {facts['notes'][-1]['seconds']:8.1f} s   {facts['explained']:7,} pictures "
+        f"explained, {facts['judged']:7,} judged, {facts['distinct']:7,} of them distinct   "
+        f"{facts['peak mib']:,.0f} MiB at most ({facts['mib before']:,.0f} before)",
         flush=True,
     )
     return facts, made["curves"]
+
+
+def machine(asked: argparse.Namespace) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if "cuda" in asked.device else platform.processor() or platform.machine()
+    found = {"device": device, "threads": asked.threads, "python": platform.python_version()}
+    return found | {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def compared(ours: dict[str, Any], theirs: dict[str, Any], our_curves: Curves, their_curves: Curves) -> dict[str, Any]:
+    """Both ways on the pictures that both took: seconds, and how far their curves lie apart."""
+    assert their_curves.keys() <= our_curves.keys()
+    assert ours["judged"] == ours["distinct"], "an altered picture went through the model twice"
+    count, seconds = theirs["notes"][-1]["pictures"], theirs["notes"][-1]["seconds"]
+    same = next(note["seconds"] for note in ours["notes"] if note["pictures"] >= count)
+    gap = max(float(np.abs(np.subtract(own, our_curves[key])).max()) for key, own in their_curves.items())
+    return {"pictures": count, "clearhead": same, "authors": seconds, "ratio": seconds / same, "gap": gap}
 
 
 def main() -> None:
@@ -177,23 +235,33 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--chunk", type=int, default=4, help="pictures that clearhead computes and stores at once")
+    parser.add_argument("--authors", type=int, help="pictures of the authors' way, a multiple of the chunk; all")
+    parser.add_argument("--json", type=Path, help="write what was found here, too, as soon as it is found")
     parser.add_argument("--way", choices=list(WAYS), help="only this one, in this process")
     parser.add_argument("--into", type=Path, help="where one way writes what it found")
     asked = parser.parse_args()
     if asked.way is not None:
         go(asked.way, asked, asked.into)
         return
+    found: dict[str, Any] = {"machine": machine(asked), "methods": ALL, "fractions": FRACTIONS, "chunk": asked.chunk}
     with tempfile.TemporaryDirectory() as folder:
-        fewer = in_a_process("clearhead", asked, max(1, asked.pictures // 4), Path(folder))[0]
         ours, our_curves = in_a_process("clearhead", asked, asked.pictures, Path(folder))
-        theirs, their_curves = in_a_process("the authors' way", asked, asked.pictures, Path(folder))
-    assert our_curves.keys() == their_curves.keys()
-    assert ours["judged"] == ours["distinct"], "an altered picture went through the model twice"
-    gap = max(float(np.abs(np.subtract(own, their_curves[key])).max()) for key, own in our_curves.items())
+        keep(found | {"clearhead": ours}, asked.json)
+        theirs, their_curves = in_a_process("the authors' way", asked, asked.authors or asked.pictures, Path(folder))
+    both = compared(ours, theirs, our_curves, their_curves)
+    keep(found | {"clearhead": ours, "authors": theirs, "compared": both}, asked.json)
+    early, late = ours["notes"][(len(ours["notes"]) - 1) // 4], ours["notes"][-1]
     print(
-        f"{theirs['seconds'] / ours['seconds']:.2f} × faster, curves equal "
-        f"to {gap:.1e}, {ours['mib'] - fewer['mib']:+,.0f} MiB for four times as many pictures"
+        f"{both['pictures']} pictures: {both['clearhead']:.1f} s against {both['authors']:.1f} s, "
+        f"{both['ratio']:.2f} × faster, curves equal to {both['gap']:.1e}; {late['mib'] - early['mib']:+,.0f} MiB "
+        f"from {early['pictures']} to {late['pictures']} pictures"
     )
+
+
+def keep(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

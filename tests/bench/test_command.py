@@ -61,3 +61,12 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
 def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
     code, _, err = bench(*command(tmp_path / "run", *more))
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_another_dtype_is_another_model(bench: Callable[..., Said], tmp_path: Path) -> None:
+    hashes = []
+    for more, chunks in (((), 1), (("--dtype", "float64"), 1), (("--dtype", "float64"), 0)):
+        code, out, _ = bench(*command(tmp_path / "run", "--methods", "saliency", "--json", *more))
+        assert code == 0 and json.loads(out)["computed"] == chunks
+        hashes.append({row.model for row in Store(tmp_path / "run").table()})
+    assert hashes[0] != hashes[1] == hashes[2] and all(len(own) == 1 for own in hashes)

@@ -34,7 +34,8 @@ class Job:
     """What is to be measured, in words: plain data, that a worker in another process can be handed.
 
     protocols: by name; `settings` are theirs, by name, too. chunk: examples of a chunk. template: the captions of
-    classes, for a dual encoder. keep: explanations are stored, too.
+    classes, for a dual encoder. keep: explanations are stored, too. dtype: as in `load`; what a GPU takes as stored, in
+    half precision, is another model than the widened one of a CPU, and its rows have another hash.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Job:
     batch_size: int = 8
     seed: int = 0
     device: str | None = None
+    dtype: str | None = None
     template: str = TEMPLATE
     keep: bool = False
 

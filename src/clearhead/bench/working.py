@@ -51,8 +51,7 @@ class Worker:
     def ex(self) -> "Explainer":
         if self.given is not None:
             return self.given
-        more: dict[str, Any] = {} if self.job.device is None else {"device": self.job.device}
-        return clearhead.load(self.job.model, **more)
+        return clearhead.load(self.job.model, device=self.job.device, dtype=self.job.dtype)
 
     @cached_property
     def data(self) -> DataSet:

@@ -77,6 +77,7 @@ def bench(
     batch_size: opt.BatchSize = 8,
     seed: opt.Seed = 0,
     device: opt.Device = None,
+    dtype: opt.Dtype = None,
     as_json: opt.Json = False,
 ) -> None:
     """Measure how true and how faithful explanations are.
@@ -108,6 +109,7 @@ def bench(
         batch_size=batch_size,
         seed=seed,
         device=device,
+        dtype=dtype,
         template=template,
         keep=keep,
     )
