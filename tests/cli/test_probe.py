@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Clearhead
+from tests.show.pages import Page
 
 
 def test_a_table_and_what_follows(clearhead: Clearhead, bert: Path) -> None:
@@ -38,6 +39,8 @@ def test_every_probe_writes_its_figure_table_and_data(
     assert max(found["count"] for found in said.json["findings"]) == 2
     with Image.open(out / "figure.png") as picture:
         assert min(picture.size) > 150
+    shown = Page((out / "page.html").read_text("utf-8")).document["parts"][0]
+    assert shown["view"] == "probe" and bool(shown["plots"]) == (kind != "uniform")
     report = (out / "report.md").read_text("utf-8")
     assert said.json["says"] in report and all(found["name"] in report for found in said.json["findings"])
 

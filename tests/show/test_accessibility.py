@@ -9,6 +9,7 @@ from clearhead.show import documents, html
 from clearhead.show.documents import view
 from tests.show.browsing import Open, every_fold, linked, ranked
 from tests.show.conftest import made
+from tests.show.plotted import every_plot, probes
 from tests.show.streams import every
 from tests.show.test_documents import attended
 
@@ -44,6 +45,8 @@ def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict
         "attention": html.page_of(attended(9)),
         "global": html.page_of(aggregate([text["generic"]])),
         "curves": html.alone(documents.whole_page([curves], "Curves")),
+        "probes": html.alone(documents.whole_page([documents.document(one) for one in probes().values()], "Probes")),
+        "plots": html.alone(every_plot()),
     }
 
 

@@ -228,5 +228,5 @@ def test_many_inputs_and_probes_have_documents(text: dict[str, Explanation]) -> 
     words = aggregate([text["generic"]])
     assert document(words)["rows"] == [list(row) for row in words.rows]
     figure = Finding("accuracy", Interval(0.5, 0.4, 0.6, 10), "how often")
-    given = document(ProbeResult("heads", "m", {"seed": 0}, [{}] * 10, [figure], "So.", {"weight": [[1.0, 2.0]]}))
+    given = document(ProbeResult("uniform", "m", {"seed": 0}, [{}] * 10, [figure], "So.", {"weight": [[1.0, 2.0]]}))
     assert given["figures"][0]["low"] == 0.4 and numbers(given["maps"]["weight"]).tolist() == [[1.0, 2.0]]

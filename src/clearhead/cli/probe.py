@@ -129,7 +129,8 @@ def probe(
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of data: the first N rows alone.")] = None,
     column: opt.Column = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write result.json, figure.png and report.md into this folder.")
+        str | None,
+        typer.Option(metavar="DIR", help="Write result.json, page.html, figure.png and report.md into this folder."),
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -239,10 +240,12 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _write(result: "ProbeResult", folder: Path) -> None:
+    from clearhead.show.html import page_of
     from clearhead.show.probing import plot
 
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result.to_dict(), ensure_ascii=False), encoding="utf-8")
+    (folder / "page.html").write_text(page_of(result), encoding="utf-8")
     plot(result).savefig(folder / "figure.png", dpi=144)
     (folder / "report.md").write_text(result.markdown(), encoding="utf-8")
     print(f"wrote {folder}", file=sys.stderr)

@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clearhead.bench.statistics import Interval
-from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing
+from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing, gaps, labelled
 from clearhead.show.layout import name
-from clearhead.show.sheets import gaps, labelled
 
 if TYPE_CHECKING:
     from clearhead.bias.gender import Flow

@@ -21,6 +21,7 @@ MODULES = (
     "picture.js",
     "card.js",
     "attention.js",
+    "plots.js",
     "figures.js",
     "clearhead.js",
 )

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from clearhead.show.figures import _INK, Drawing
-from clearhead.show.sheets import labelled
+from clearhead.show.figures import _INK, Drawing, labelled
 
 if TYPE_CHECKING:
     from clearhead.bias.code import Measured

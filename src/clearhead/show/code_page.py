@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.bias.groups import RATE
-from clearhead.show import code
-from clearhead.show.markup import Markup
-from clearhead.show.sheets import drawn, said, section, table, write
+from clearhead.show import code_plots
+from clearhead.show.documents import Document
+from clearhead.show.sheets import panel, said, section, table, write
 
 if TYPE_CHECKING:
     from clearhead.bias.code_study import CodeStudy
@@ -31,39 +31,39 @@ MOST = 30
 
 def code_page(found: "CodeStudy", path: str | Path) -> Path:
     """Rightness, classes, parts, right against wrong, the detector, and what another model does."""
-    parts: list[Markup | None] = [_rightness(found), _classes(found), _parts(found), _groups(found)]
+    parts: list[Document | None] = [_rightness(found), _classes(found), _parts(found), _groups(found)]
     parts += [_attribution(found), _detector(found), _change(found)]
     told = ", ".join(f"{name} {said(value)}" for name, value in found.settings.items())
     left_out = "".join(f" Not done: {words}." for words in found.left_out)
     return write(path, f"clearhead · {found.model}", "Syntax in a code model", parts, f"{told}.{left_out}")
 
 
-def _rightness(found: "CodeStudy") -> Markup:
+def _rightness(found: "CodeStudy") -> Document:
     rows = [["all", len(found.by_class), found.accuracy], *(list(line.values()) for line in found.rightness())]
     return section("How often is it right?", table(["asked for", "questions", "right"], rows))
 
 
-def _lines(lines: list[dict[str, Any]]) -> Markup:
+def _lines(lines: list[dict[str, Any]]) -> Document:
     return table(list(lines[0]), [list(line.values()) for line in lines])
 
 
-def _classes(found: "CodeStudy") -> Markup:
+def _classes(found: "CodeStudy") -> Document:
     own = found.by_class
     return section(
         "What is looked at: classes",
         _lines(found.table(own)),
-        drawn(code.by_layer(own), "attention received by class and layer, every head a point"),
-        drawn(code.looking(own), "which class looks at which"),
+        panel(*code_plots.by_layer(own), note="Every head a point, the line their mean."),
+        panel(code_plots.looking(own)),
         note=CLASSES,
     )
 
 
-def _parts(found: "CodeStudy") -> Markup:
-    figure = drawn(code.by_layer(found.by_part), "attention received by part of the tree and layer")
+def _parts(found: "CodeStudy") -> Document:
+    figure = panel(*code_plots.by_layer(found.by_part))
     return section("What is looked at: parts of the tree", _lines(found.table(found.by_part)), figure)
 
 
-def _groups(found: "CodeStudy") -> Markup | None:
+def _groups(found: "CodeStudy") -> Document | None:
     if found.attention is None:
         return None
     lines, tested = found.discoveries(), int((~np.isnan(found.attention.p)).sum())
@@ -74,14 +74,14 @@ def _groups(found: "CodeStudy") -> Markup | None:
     )
     return section(
         "Right answers against wrong ones",
-        drawn(code.p_map(found.attention, found.by_class.classes), "p of each head and class"),
-        drawn(code.boxes(found.by_class), "attention received in right and wrong answers"),
+        panel(*code_plots.p_maps(found.attention, found.by_class.classes)),
+        panel(code_plots.boxes(found.by_class)),
         _lines(lines[:MOST]) if lines else None,
         note=words + TESTED,
     )
 
 
-def _attribution(found: "CodeStudy") -> Markup | None:
+def _attribution(found: "CodeStudy") -> Document | None:
     if found.attribution is None:
         return None
     methods, own = list(found.by_class.attributed), found.attribution
@@ -99,7 +99,7 @@ def _attribution(found: "CodeStudy") -> Markup | None:
     return section("Attribution, right against wrong", table(["class", *methods], rows), note=note)
 
 
-def _detector(found: "CodeStudy") -> Markup | None:
+def _detector(found: "CodeStudy") -> Document | None:
     if found.detection is None:
         return None
     rows: list[list[Any]] = [[name, own] for name, own in found.detection.auroc.items()]
@@ -109,7 +109,7 @@ def _detector(found: "CodeStudy") -> Markup | None:
     return section("Can one tell that it is wrong?", table(["from", "AUROC"], rows), note=note)
 
 
-def _change(found: "CodeStudy") -> Markup | None:
+def _change(found: "CodeStudy") -> Document | None:
     if found.change is None:
         return None
     tested = int((~np.isnan(found.change.p)).sum())
@@ -121,5 +121,5 @@ def _change(found: "CodeStudy") -> Markup | None:
         [name, float(np.nanmean(found.change.difference[..., place])), int(found.change.found[..., place].sum())]
         for place, name in enumerate(found.by_class.classes)
     ]
-    figure = drawn(code.p_map(found.change, found.by_class.classes), "p of each head and class")
+    figure = panel(*code_plots.p_maps(found.change, found.by_class.classes))
     return section("Against another model", table(["class", "mean change (log₂)", "heads"], rows), figure, note=note)

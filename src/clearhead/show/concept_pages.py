@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.bench.statistics import Interval
-from clearhead.show import axis, concepts
-from clearhead.show.markup import Markup
-from clearhead.show.sheets import drawn, said, section, table, write
+from clearhead.show import concept_plots
+from clearhead.show.documents import Document
+from clearhead.show.sheets import panel, said, section, table, write
 
 if TYPE_CHECKING:
     from clearhead.bias.gender import Flow
@@ -48,7 +48,7 @@ def tcav_page(found: "Inquiry", path: str | Path) -> Path:
     parts = [
         section(
             "Does the concept drive the class?",
-            drawn(concepts.bars(found.lines, found.target), "TCAV scores by concept and layer"),
+            panel(concept_plots.tcav_bars(found.lines, found.target)),
             table([*heads, "p (Holm)", "significant"], rows),
             note="The share of inputs whose answer grows towards the concept, mean over random counter-sets, with its "
             "exact binomial interval. A star: different from random concepts and from one half, after Holm’s "
@@ -56,9 +56,9 @@ def tcav_page(found: "Inquiry", path: str | Path) -> Path:
         ),
     ]
     if len(found.maps) > 1:
-        pictures = [drawn(concepts.against(found.relative[k], f"layer {k}"), "relative TCAV") for k in layers]
-        parts.append(section("Concept against concept", *pictures, note="TCAV(A, B) = 1 − TCAV(B, A)."))
-    shown = [drawn(concepts.maps(found, k), f"maps of layer {k}") for k in layers]
+        relative = [concept_plots.against(found.relative[k], k) for k in layers]
+        parts.append(section("Concept against concept", panel(*relative), note="TCAV(A, B) = 1 − TCAV(B, A)."))
+    shown = [panel(*concept_plots.sensitivity(found, k)) for k in layers]
     parts.append(
         section(
             "Where in the input", *shown, note="g·v of every unit, the mean vector of each concept; below zero: away."
@@ -84,7 +84,7 @@ def removal_page(
 
 def axis_page(found: "Study", path: str | Path) -> Path:
     """Layers, maps, likeness, ranks, pronouns, pairs of people, costs."""
-    parts: list[Markup | None] = [
+    parts: list[Document | None] = [
         _by_layer(found.directions),
         *([_likeness(found)] if found.sets else []),
         _ranks(found),
@@ -111,13 +111,13 @@ def axis_page(found: "Study", path: str | Path) -> Path:
     return write(path, f"clearhead · {found.model}", title, parts, _settings(told))
 
 
-def _by_layer(directions: "Directions") -> Markup:
+def _by_layer(directions: "Directions") -> Document:
     rows = [[line["layer"], line["accuracy"], line["effect"], line["count"]] for line in directions.table()]
-    figure = drawn(axis.by_layer(directions), "held-out accuracy and effect size by layer")
-    return section("By layer", figure, table(["layer", "accuracy", "effect size", "held out"], rows), note=BY_LAYER)
+    figures = panel(*concept_plots.by_layer(directions))
+    return section("By layer", figures, table(["layer", "accuracy", "effect size", "held out"], rows), note=BY_LAYER)
 
 
-def _likeness(found: "Study") -> Markup:
+def _likeness(found: "Study") -> Document:
     heads = ["set", "sentences", "cosine", "Euclid/√n", "Manhattan/n", "haversine", "p", "Spearman", "Kendall"]
     rows = []
     for one in found.sets:
@@ -125,11 +125,11 @@ def _likeness(found: "Study") -> Markup:
         if s is not None:
             cells = [f"{said(s.distances[k])} (chance {said(s.chance[k])})" for k in s.distances]
             rows.append([one.name, one.count, *cells, s.p, s.spearman, s.kendall])
-    figure = drawn(axis.likeness(found.sets), "cosine distance of AttCAT and DR beside chance")
+    figure = panel(concept_plots.likeness(found.sets))
     return section("Is AttCAT like DR?", figure, table(heads, rows), note=LIKENESS)
 
 
-def _ranks(found: "Study") -> Markup:
+def _ranks(found: "Study") -> Document:
     heads = ["sentences", "AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "share of filler", "largest"]
     rows: list[list[Any]] = []
     for name, ranks, share, largest in [
@@ -146,7 +146,7 @@ def _largest(one: "OfSet") -> str | None:
     return f"{one.largest} of {one.share.count}" if one.share else None
 
 
-def _pronouns(found: "Study") -> Markup:
+def _pronouns(found: "Study") -> Document:
     a, b = found.words
     named = (
         f"First and second are {a} and {b}, or, in sets with words of their own, those (the stereotypical one first)."
@@ -158,19 +158,20 @@ def _pronouns(found: "Study") -> Markup:
             change = one.changes.get(way, (None, None))
             keys = ("first", "second", "apart", "leaning", "bias", "size of bias")
             rows.append([one.name, way or "nothing", *(own[key] for key in keys), *change])
-    figures = [drawn(axis.removal(found.sets), "preference at the mask before and after removal")]
+    figures = [concept_plots.removal(found.sets)]
     if any(one.pronouns[""]["bias"].count for one in found.sets):
-        figures.append(drawn(axis.removal(found.sets, "size of bias"), "the same, less the prior"))
-    return section("At the mask, with and without the axis", *figures, table(heads, rows), note=f"{PRONOUNS} {named}")
+        figures.append(concept_plots.removal(found.sets, "size of bias"))
+    note = f"{PRONOUNS} {named}"
+    return section("At the mask, with and without the axis", panel(*figures), table(heads, rows), note=note)
 
 
-def _maps(name: str, shown: "Mapping[str, Flow]") -> Markup | None:
-    drawings = [drawn(axis.maps(own, text), f"maps of {text}") for text, own in shown.items()]
-    note = "Each map is divided by its norm; white is zero."
+def _maps(name: str, shown: "Mapping[str, Flow]") -> Document | None:
+    drawings = [panel(*concept_plots.flow_maps(text, own)) for text, own in shown.items()]
+    note = "Each map is divided by its norm."
     return section(f"Maps: {name}", *drawings, note=note) if drawings else None
 
 
-def _costs(costs: Mapping[str, Mapping[str, Interval]]) -> Markup:
+def _costs(costs: Mapping[str, Mapping[str, Interval]]) -> Document:
     heads = list(next(iter(costs.values())))
     return table(["removed", *heads], [[way, *own.values()] for way, own in costs.items()])
 

@@ -1,4 +1,4 @@
-"""Figures of TCAV: scores by layer with intervals and stars, concepts against one another, maps over inputs."""
+"""Figures of TCAV: scores by layer with intervals and stars, maps over inputs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from clearhead.show.axis import COLOURS
-from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing
+from clearhead.show.figures import _INK, _MAP, _SOFT, Drawing, labelled
 from clearhead.show.layout import name
 from clearhead.show.pictures import grey
-from clearhead.show.sheets import labelled
 
 if TYPE_CHECKING:
     from clearhead.concepts.tcav import Inquiry
@@ -41,24 +40,6 @@ def bars(lines: "Sequence[Tested]", title: str = "") -> Figure:
     axes.set_ylim(0, 1.1)
     axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
     axes.legend(handles=keys, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
-
-
-def against(scores: "dict[tuple[str, str], float]", title: str = "") -> Figure:
-    """TCAV of each concept (row) against each other one (column)."""
-    concepts = list(dict.fromkeys(a for a, _ in scores))
-    values = np.array([[scores.get((a, b), np.nan) for b in concepts] for a in concepts])
-    size = 1.6 + 0.6 * len(concepts)
-    figure = Drawing(figsize=(size + 0.6, size), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(values - 0.5, cmap=_MAP, vmin=-0.5, vmax=0.5)
-    axes.set_title(name(title), fontsize=9, color=_INK, loc="left", parse_math=False)
-    axes.set_xticks(range(len(concepts)), [f"against {name(one)}" for one in concepts], rotation=30, ha="right")
-    axes.set_yticks(range(len(concepts)), [name(one) for one in concepts])
-    axes.tick_params(labelsize=8, colors=_INK, length=0)
-    for (row, column), value in np.ndenumerate(values):
-        if not np.isnan(value):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=_INK)
     return figure
 
 

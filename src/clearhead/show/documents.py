@@ -105,7 +105,7 @@ def one_input(group: Sequence[AnyExplanation], evidence: Collection[int] | None 
         explained=list(dict.fromkeys(wording.target_line(explanation) for explanation in group)),
         notes=list(dict.fromkeys(note for e in group for note in wording.notes(e))),
         prediction=_prediction(first),
-        picture=_picture(first),
+        picture=None if first.picture is None else picture_of(first.picture),
         found=[{"step": step, "label": label, "box": list(box)} for step, (label, box) in wording.boxes(first).items()],
         streams=[
             *(_stream(part, evidence if place == 0 else None) for place, part in enumerate(inputs)),
@@ -162,10 +162,8 @@ def _prediction(explanation: AnyExplanation) -> Document:
     return {"caption": "Prediction" if explanation.prediction else "Found", "rows": plain(rows)}
 
 
-def _picture(explanation: AnyExplanation) -> Document | None:
-    pixels = explanation.picture
-    if pixels is None:
-        return None
+def picture_of(pixels: pictures.Pixels) -> Document:
+    """A picture as a page shows it."""
     height, width = pictures.fitted(*pixels.shape[:2])
     address = pictures.picture_address(pixels, height, width)
     return {"src": address, "width": width, "height": height, "small": pictures.is_small(pixels)}

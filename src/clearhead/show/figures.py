@@ -14,6 +14,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Rectangle
 from rich.cells import cell_len, chop_cells
 
+from clearhead.bench.statistics import Interval
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
 from clearhead.joint import AnyExplanation
@@ -467,3 +468,19 @@ def _three_ticks(made: Any, limit: Callable[[float, float], object], full: float
     ends = [-full, 0.0, full] if signed else [0.0, full]
     made.set_ticks(ends, labels=[wording.number(end, 3) for end in ends])
     limit(ends[0], full)
+
+
+def labelled(axes: Axes, x: str, y: str, title: str = "") -> Axes:
+    axes.set_xlabel(x, fontsize=8, color=_SOFT)
+    axes.set_ylabel(y, fontsize=8, color=_SOFT)
+    axes.set_title(title, fontsize=9, color=_INK, loc="left", parse_math=False)
+    axes.tick_params(labelsize=8, colors=_INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return axes
+
+
+def gaps(intervals: Sequence[Interval]) -> Any:
+    """How far the ends of intervals are from their means, as matplotlib's error bars take them."""
+    ends = np.array([[one.mean - one.low, one.high - one.mean] for one in intervals]).T
+    return np.clip(np.nan_to_num(ends), 0, None)

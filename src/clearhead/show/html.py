@@ -54,14 +54,8 @@ def alone(given: Document) -> str:
     return _page(str(given["title"]), joined(data(given), tag("div", plain_form(given), class_="ch-plain")))
 
 
-def around(eyebrow: str, title: str, sections: Iterable[Markup], foot: str, styles: str = "") -> str:
-    """A page around sections that are HTML already; `styles` are rules of their own."""
-    head = (tag("p", eyebrow, class_="ch-eyebrow"), tag("h1", title))
-    return _page(title, tag("div", *head, *sections, tag("p", foot, class_="ch-foot")), styles)
-
-
-def _page(title: str, body: Markup, styles: str = "") -> str:
-    head = tag("head", *_head(title), style_sheet(styles) if styles else None)
+def _page(title: str, body: Markup) -> str:
+    head = tag("head", *_head(title))
     main = tag("main", body, class_="clearhead ch-page")
     return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(bundle.script())}</body></html>\n'
 

@@ -1,7 +1,10 @@
 """A document without the renderer: words and figures as plain HTML, for readers and viewers that run no script."""
 
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from clearhead.show import wording
 from clearhead.show.documents import Document
@@ -57,16 +60,73 @@ def _aggregate(given: Document) -> Markup:
 
 def _probe(given: Document) -> Markup:
     rows = [[row["name"], *_figures(row)] for row in given["figures"]]
-    return tag(
-        "section", tag("h2", given["heading"]), _table("Means with 95 % intervals", rows), tag("p", given["says"])
-    )
+    told = (_table("Means with 95 % intervals", rows), *map(plain_form, given["plots"]), tag("p", given["says"]))
+    return tag("section", tag("h2", given["heading"]), *told)
 
 
 def _curves(given: Document) -> Markup:
     lines = given["lines"]
     heads = ["", *(line["name"] for line in lines)]
-    points = [[at, *(line["y"][place] for line in lines)] for place, at in enumerate(lines[0]["x"])]
-    return _table(given.get("title", ""), [heads, *([wording.number(value, 3) for value in row] for row in points)])
+    known = [dict(zip(line["x"], line["y"], strict=True)) for line in lines]
+    points = [[at, *(own.get(at) for own in known)] for at in sorted({at for line in lines for at in line["x"]})]
+    return _table(given.get("title", ""), [heads, *([_short(value) for value in row] for row in points)])
+
+
+def _bars(given: Document) -> Markup:
+    heads = ["", *(one["name"] or given["up"] for one in given["series"])]
+    rows = [[group, *(_bar(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])]
+    return _table(given["title"], [heads, *rows])
+
+
+def _bar(cell: Document | None) -> str:
+    if cell is None:
+        return "–"
+    ends = "" if cell.get("low") is None else f" [{_short(cell['low'])}, {_short(cell['high'])}]"
+    return str(cell.get("said") or f"{_short(cell['value'])}{ends} {cell.get('mark', '')}".strip())
+
+
+def _boxes(given: Document) -> Markup:
+    heads = ["median [quartiles]", *(one["name"] for one in given["series"])]
+    rows = [[group, *(_box(one["cells"][at]) for one in given["series"])] for at, group in enumerate(given["groups"])]
+    return _table(given["title"], [heads, *rows])
+
+
+def _box(cell: Document | None) -> str:
+    if cell is None:
+        return "–"
+    return f"{_short(cell['median'])} [{_short(cell['first'])}, {_short(cell['third'])}]"
+
+
+def _points(given: Document) -> Markup:
+    shown = [*([given["means"]] if given.get("means") else []), *given["series"]]
+    rows = [
+        [one.get("names", [one["name"]] * len(one["x"]))[i], _short(x), _short(one["y"][i])]
+        for one in shown
+        for i, x in enumerate(one["x"])
+    ]
+    return _table(given["title"], [["", given["across"], given["up"]], *rows])
+
+
+def _map(given: Document) -> Markup:
+    words = given.get("words") or _numbers_in(given["values"])
+    rows = [[row, *own] for row, own in zip(given["rows"], words, strict=True)]
+    return _table(given["title"], [["", *given["columns"]], *rows])
+
+
+def _numbers_in(values: Document) -> list[list[str]]:
+    """The cells of a small map; large ones are left to the renderer and to the file."""
+    if values["type"] != "f4":
+        return [[] for _ in range(values["shape"][0])]
+    table = np.frombuffer(b64decode(values["data"]), dtype="<f4").reshape(values["shape"])
+    return [[wording.number(float(value), 3) for value in row] for row in table]
+
+
+def _overlays(given: Document) -> Markup:
+    return joined(*(tag("p", one["name"]) for one in given["maps"]))
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else wording.number(value, 3)
 
 
 def _intervals(given: Document) -> Markup:
@@ -84,7 +144,9 @@ def _section(given: Document) -> Markup:
 
 
 def _panel(given: Document) -> Markup:
-    return joined(tag("h3", given["title"]), *(plain_form(part) for part in given["parts"]))
+    head = tag("h3", given["title"]) if given.get("title") else None
+    note = tag("p", given["note"]) if given.get("note") else None
+    return joined(head, note, *(plain_form(part) for part in given["parts"]))
 
 
 def _ranking(given: Document) -> Markup:
@@ -114,6 +176,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "aggregate": _aggregate,
     "probe": _probe,
     "curves": _curves,
+    "bars": _bars,
+    "boxes": _boxes,
+    "points": _points,
+    "map": _map,
+    "overlays": _overlays,
     "intervals": _intervals,
     "table": lambda given: _table(given.get("title", ""), [given["heads"], *given["rows"]]),
     "section": _section,

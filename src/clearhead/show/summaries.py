@@ -34,6 +34,8 @@ def probe(found: "ProbeResult") -> Document:
         if values is not None and values.ndim == 2 and values.size:
             size = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
             maps[name(str(title))] = packed(values, size or 1.0)
+    from clearhead.show.probe_plots import of_probe
+
     settings = [[name(str(key)), name(str(value))] for key, value in found.settings.items()]
     return view(
         "probe",
@@ -43,6 +45,7 @@ def probe(found: "ProbeResult") -> Document:
         inputs=len(found.lines),
         figures=plain(figures),
         maps=maps,
+        plots=of_probe(found),
         says=found.says,
     )
 

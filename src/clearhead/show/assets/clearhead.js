@@ -3,7 +3,8 @@ import { h, folded } from "./dom.js";
 import { redraw } from "./colour.js";
 import { input } from "./card.js";
 import { attention } from "./attention.js";
-import { aggregate, curves, intervals, probe, ranking, table } from "./figures.js";
+import { PLOTS, table } from "./plots.js";
+import { aggregate, intervals, probe, ranking } from "./figures.js";
 
 const VERSION = 1;
 
@@ -20,9 +21,10 @@ const section = ({ heading, note, parts, more }, options) => h("section", { clas
   parts.map((part) => view(part, {})),
   more.length > 0 && h("div", { class: "ch-panel" }, more.map((part) => folded(part.title, () => (FIGURES[part.view] ?? VIEWS[part.view])(part, { head: false })))));
 
-const FIGURES = { curves, intervals, table, ranking };
-const panel = ({ title, parts }) => h("div", { class: "ch-panel" }, h("h3", null, title), h("div", { class: "ch-plots" }, parts.map((part) => FIGURES[part.view](part))));
-const alone = (make) => (document_) => h("div", { class: "ch-panel" }, make !== curves && document_.title && h("h3", null, document_.title), make(document_));
+const FIGURES = { ...PLOTS, intervals, table, ranking };
+const panel = ({ title, note, parts }) => h("div", { class: "ch-panel" }, title && h("h3", null, title), note && h("p", { class: "ch-note" }, note),
+  h("div", { class: `ch-plots${parts.every(({ small }) => small) ? " ch-smalls" : ""}` }, parts.map((part) => FIGURES[part.view](part))));
+const alone = (make) => (document_) => h("div", { class: "ch-panel" }, !Object.values(PLOTS).includes(make) && document_.title && h("h3", null, document_.title), make(document_));
 const VIEWS = { page, section, panel, input, attention, aggregate, probe,
   ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
 

@@ -15,10 +15,13 @@ export const level = (value, full) => {
 export const paint = (element, value, full) => painted(element, level(value, full));
 export const paintSign = (element, value) => painted(element, Math.sign(value) * LEVELS * 0.75);
 
+// One colour for each theme, as a style takes it.
+export const themed = (light, dark) => (BOTH ? `light-dark(${light}, ${dark})` : light);
+
 const painted = (element, step) => {
   const place = step + LEVELS;
-  element.style.setProperty("--c", BOTH ? `light-dark(${LIGHT[place]}, ${DARK[place]})` : LIGHT[place]);
-  element.style.setProperty("--i", BOTH ? `light-dark(${INK_ON_LIGHT[place]}, ${INK_ON_DARK[place]})` : INK_ON_LIGHT[place]);
+  element.style.setProperty("--c", themed(LIGHT[place], DARK[place]));
+  element.style.setProperty("--i", themed(INK_ON_LIGHT[place], INK_ON_DARK[place]));
   element.classList.toggle("ch-none", step > LEVELS);
   return element;
 };

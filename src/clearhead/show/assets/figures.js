@@ -1,8 +1,9 @@
-// Figures over many inputs: global bars, means with their intervals, curves with bands, maps of layers and heads.
+// Figures over many inputs: global bars, means with their intervals, methods by rank, a probe.
 import { h, svg, folded, scrolled, unpacked } from "./dom.js";
 import { aligned, number } from "./format.js";
 import { bars } from "./bars.js";
 import { matrix } from "./matrix.js";
+import { PLOTS } from "./plots.js";
 
 const MOST = 30;
 
@@ -43,38 +44,13 @@ export const ranking = ({ title, columns, ends, rows }) => scrolled(title, h("ta
     cells.map((cell, column) => h("td", null, cell === null ? "–" : [whisker(cell, ...ends[column]), ` ${cell.said[0]} `,
       h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), h("b", { title: "rank" }, cell.rank)])))))));
 
-export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
-  h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),
-  h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell) => h("td", null, cell)))))));
-
-const HUES = [45, 250, 145, 330, 95, 200, 290, 15], DASHES = ["", "6 3", "2 3", "8 3 2 3"];
-
-// lines: name, x, y and, where there are intervals, low and high; grey: a control
-export const curves = ({ title, across, lines }) => {
-  const WIDE = 460, HIGH = 250, LEFT = 44, FOOT = 38, known = lines.flatMap((line) => [...line.y, ...(line.low ?? []), ...(line.high ?? [])]).filter((y) => y !== null);
-  const [low, high] = [Math.min(0, ...known), Math.max(1e-9, ...known)], xs = lines.flatMap((line) => line.x), [first, last] = [Math.min(...xs), Math.max(...xs)];
-  const x = (value) => LEFT + (value - first) / (last - first || 1) * (WIDE - LEFT - 12), y = (value) => HIGH - FOOT - (value - low) / (high - low || 1) * (HIGH - FOOT - 12);
-  const parts = [0, 1, 2, 3, 4].map((part) => part / 4);
-  const look = (line, place) => ({ style: { stroke: line.grey ? "var(--faint)" : `oklch(var(--line-light) 0.15 ${HUES[place % HUES.length]})`, fill: line.grey ? "var(--faint)" : `oklch(var(--line-light) 0.15 ${HUES[place % HUES.length]})` }, "stroke-dasharray": DASHES[line.grey ? 1 : Math.floor(place / HUES.length) % 4] || null });
-  const path = (points) => points.map(([a, b], place) => `${place ? "L" : "M"}${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("");
-  const picture = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": title },
-    parts.map((part) => { const at = low + part * (high - low); return [svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(at), y2: y(at), class: "ch-rule" }), svg("text", { x: LEFT - 6, y: y(at) + 4, "text-anchor": "end" }, number(at, 2))]; }),
-    parts.map((part) => svg("text", { x: x(first + part * (last - first)), y: HIGH - FOOT + 16, "text-anchor": "middle" }, number(first + part * (last - first), 2))),
-    across && svg("text", { x: (WIDE + LEFT) / 2, y: HIGH - 4, "text-anchor": "middle" }, across),
-    lines.map((line, place) => line.low && svg("path", { class: "ch-band", ...look(line, place), d: `${path(line.x.map((at, i) => [at, line.low[i]]))}${path([...line.x.keys()].reverse().map((i) => [line.x[i], line.high[i]])).replace("M", "L")}Z` })),
-    lines.map((line, place) => svg("path", { class: "ch-line", ...look(line, place), d: path(line.x.map((at, i) => [at, line.y[i]])) }, svg("title", null, line.name))));
-  const sample = (line, place) => h("span", null, svg("svg", { viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" }, svg("line", { class: "ch-line", x1: 0, x2: 22, y1: 5, y2: 5, ...look(line, place) })), line.name);
-  const heads = [across ?? "x", ...lines.map((line) => line.name)], rows = lines[0].x.map((at, i) => [number(at, 3), ...lines.map((line) => number(line.y[i], 3))]);
-  return h("figure", { class: "ch-curves" }, h("figcaption", { class: "ch-label" }, title), picture, h("div", { class: "ch-names-of" }, lines.map(sample)),
-    h("div", { class: "ch-more" }, folded("These figures as a table", () => table({ caption: title, heads, rows }))));
-};
-
 export const probe = (document_, options = {}) => h("section", { class: "ch-input" },
   options.head !== false && h("h2", null, document_.heading),
   h("p", { class: "ch-note" }, [document_.model, `${document_.inputs} inputs`, ...document_.settings.map((pair) => pair.join(" "))].join(" · ")),
   h("div", { class: "ch-card" }, intervals({ caption: "Means over inputs with 95 % intervals", rows: document_.figures }),
     Object.entries(document_.maps).map(([title, packed]) => h("div", null, h("p", { class: "ch-label" }, `${title}; full colour is ${number(packed.full, 3)}`),
       matrix({ rows: names("layer", packed.shape[0]), columns: names("head", packed.shape[1]), values: unpacked(packed), full: packed.full, label: title, largest: 26 }))),
+    document_.plots.length > 0 && h("div", { class: "ch-plots" }, document_.plots.map((plot) => PLOTS[plot.view](plot))),
     h("p", { class: "ch-note" }, document_.says)));
 
 const names = (what, count) => Array.from({ length: count }, (_, place) => `${what} ${place}`);

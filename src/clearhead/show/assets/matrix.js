@@ -3,7 +3,7 @@
 import { h, folded, scrolled } from "./dom.js";
 import { number, short } from "./format.js";
 import { isDark, level, pixels, styled, whenColoursChange } from "./colour.js";
-import { LEVELS } from "./palette.js";
+import { INK_ON_DARK, INK_ON_LIGHT, LEVELS } from "./palette.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const FONT = "11px ui-sans-serif, system-ui, sans-serif";
@@ -18,6 +18,7 @@ const widthOf = (names) => {
 
 // given: rows, columns (names), values (row by row), full, label; room: how wide it may be; largest: of a cell
 // told(row, column): the lines to say; choose(row): what a click does; chosen: the row that is framed; weights: 0 to 1
+// marks: cells with a dot; words: what each cell says, where that is not its number; written: into it
 export const matrix = (given) => {
   const { rows, columns, values, full, label, room = 660, largest = 24, choose, weights = false } = given;
   const rowNames = rows.map((name) => short(name, 20)), columnNames = columns.map((name) => short(name, 18));
@@ -60,6 +61,13 @@ export const matrix = (given) => {
       context.fillText(name, 0, 0);
       context.restore();
     });
+    if (given.written && wide >= 34 && high >= 14) write(context, dark);
+    context.fillStyle = ink;
+    for (const [row, column] of given.marks ?? []) {
+      context.beginPath();
+      context.arc(left + (column + 0.5) * wide, top + (row + 0.5) * high, Math.max(1.5, Math.min(wide, high) / 6), 0, 2 * Math.PI);
+      context.fill();
+    }
     context.lineWidth = 1.5;
     if (chosen !== null) {
       context.strokeStyle = accent;
@@ -69,6 +77,14 @@ export const matrix = (given) => {
       context.strokeStyle = ink;
       context.strokeRect(left + pointed[1] * wide - 0.5, top + pointed[0] * high - 0.5, wide + 1, high + 1);
     }
+  };
+  const write = (context, dark) => {
+    const inks = dark ? INK_ON_DARK : INK_ON_LIGHT;
+    context.textAlign = "center";
+    given.words.forEach((own, row) => own.forEach((word, column) => {
+      context.fillStyle = inks[level(values[row * columns.length + column], full) + LEVELS];
+      context.fillText(word, left + (column + 0.5) * wide, top + (row + 0.5) * high);
+    }));
   };
   const rule = (context, paper) => {
     context.strokeStyle = paper;
@@ -130,15 +146,15 @@ export const cells = (values, rows, columns, full, dark, weights = false) => {
   return canvas;
 };
 
-const described = ({ label, rows, columns, values }) => {
+const described = ({ label, rows, columns, values, words }) => {
   let best = 0;
   for (let place = 1; place < values.length; place++) if (!(Math.abs(values[place]) <= Math.abs(values[best]))) best = place;
-  const row = rows[Math.floor(best / columns.length)], column = columns[best % columns.length];
-  return `${label}, ${rows.length} × ${columns.length}; strongest: ${row}, ${column}: ${number(values[best], 3)}`;
+  const row = Math.floor(best / columns.length), column = best % columns.length;
+  return `${label}, ${rows.length} × ${columns.length}; strongest: ${rows[row]}, ${columns[column]}: ${words?.[row][column] ?? number(values[best], 3)}`;
 };
 
-const table = ({ rows, columns, values, label, corner = "" }) =>
+const table = ({ rows, columns, values, label, words, corner = "" }) =>
   scrolled(label, h("table", { class: "ch-numbers" },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, corner), columns.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows.map((name, row) => h("tr", null, h("th", { scope: "row" }, h("bdi", null, name)),
-      columns.map((_, column) => h("td", null, number(values[row * columns.length + column], 3))))))));
+      columns.map((_, column) => h("td", null, words?.[row][column] ?? number(values[row * columns.length + column], 3))))))));
