@@ -415,7 +415,7 @@ class Explainer:
             check_streams(readings)
         if any(reading.any_fold.reads_the_readout for reading in readings):
             self._check_readouts(plan, request)
-        return Pass(plan, readings, run(self.recorder, plan, readings, tested))
+        return Pass(plan, readings, run(self.recorder, plan, readings, tested), heads=request.per == "head")
 
     def _chunks(
         self,

@@ -22,7 +22,7 @@ KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
 #: The same where a kernel makes sums of maps at once, and all methods are content with sums.
-SUMS_FROM = 512
+SUMS_FROM = 256
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
 #: longer, but memory of one layer in place of all.
 CHECKPOINT_FROM = 16384

@@ -1,6 +1,6 @@
 """One batch with its targets: what the recorder is called with, and the coordinates that methods work in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
 from clearhead.recording.tiles import Tiles
 from clearhead.subjects.base import Sample, Subject
-from clearhead.targets import Target
+from clearhead.targets import Target, values_of
 
 
 class Plan:
@@ -91,22 +91,36 @@ class Plan:
         if by_class or getattr(output, "logits", None) is not None:
             with self.multiplying() if self.subject.multiplies else nullcontext():
                 self.scores = self.subject.scores(output, self.samples, self.targets)
-        # unbind: the gradient of a row taken by its number would be a whole tensor of zeros, for each of them
-        rows = [None] * len(self.targets) if self.scores is None else self.scores.unbind()
-        values = [
-            computed[id(target.custom)][i % self.size] if target.custom is not None else self._of_classes(target, row)
-            for i, (target, row) in enumerate(zip(self.targets, rows, strict=True))
-        ]
-        number = torch.stack(values)
+        number = self._numbers(computed)
         self.values = number.detach()
         self.scores = None if self.scores is None else self.scores.detach()
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
 
-    def _of_classes(self, target: Target, scores: Float[Tensor, "label"] | None) -> Float[Tensor, ""]:
-        assert scores is not None
-        if self.subject.regression and target.scale in ("probability", "log-odds"):
-            raise InputError(f"the model measures and has no classes, so no {target.scale}: use scale='logit'")
-        return target.value(scores, self.subject)
+    def _numbers(self, computed: Mapping[int, Tensor]) -> Float[Tensor, " batch"]:
+        """The number of each target: those of the caller's own functions, and of classes scale by scale."""
+        by_scale: dict[str, list[int]] = {}
+        for i, target in enumerate(self.targets):
+            by_scale.setdefault("own" if target.custom is not None else target.scale, []).append(i)
+        parts = [
+            torch.stack([computed[id(self.targets[i].custom)][i % self.size] for i in places])
+            if scale == "own"
+            else self._of_classes(scale, places)
+            for scale, places in by_scale.items()
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([i for places in by_scale.values() for i in places]).argsort()
+        return torch.cat(parts)[order.to(parts[0].device)]
+
+    def _of_classes(self, scale: str, places: Sequence[int]) -> Float[Tensor, " some"]:
+        """All at once; which classes they are about is found on the CPU, where a look costs no waiting for a GPU."""
+        if self.subject.regression and scale in ("probability", "log-odds"):
+            raise InputError(f"the model measures and has no classes, so no {scale}: use scale='logit'")
+        assert self.scores is not None
+        here = self.scores.detach().cpu()
+        classes = [self.targets[i].classes(here[i], self.subject) for i in places]
+        some = self.scores if len(places) == len(self.scores) else self.scores[list(places)]
+        return values_of(some, classes, scale, self.subject.multi_label)
 
     def arranged(self, tape: Tape) -> Tape:
         """Embeddings, pixels and the like as one vector per unit."""

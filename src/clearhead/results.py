@@ -52,11 +52,22 @@ class Request:
 
 @dataclass
 class Pass:
-    """What one recorded pass left behind: for each method, the scores along each axis."""
+    """What one recorded pass left behind: for each method, the scores along each axis.
+
+    All of it is brought to the CPU at once: looking at a GPU for each sample by itself costs more than the looking.
+    """
 
     plan: Plan
     readings: list[Reading]
     parts: list[dict[str, Scores]]
+    #: Whether every head's share is kept, too.
+    heads: bool = False
+
+    def __post_init__(self) -> None:
+        self.parts = [{stream: part.cpu(self.heads) for stream, part in parts.items()} for parts in self.parts]
+        self.logits = None if self.plan.scores is None else self.plan.scores.cpu()
+        self.values: list[float] = self.plan.values.tolist()
+        self.readouts = {stream: part.cpu() for stream, part in self.plan.readouts.items()}
 
 
 @dataclass
@@ -68,13 +79,13 @@ class Step:
 
     @property
     def logits(self) -> Float[Tensor, "label"] | None:
-        return None if self.done.plan.scores is None else self.done.plan.scores[self.place]
+        return None if self.done.logits is None else self.done.logits[self.place]
 
     @property
     def description(self) -> dict[str, Any]:
         plan, i = self.done.plan, self.place
         sample, target = plan.samples[i], plan.targets[i]
-        said = target.description(self.logits, plan.subject, float(plan.values[i]), masks=len(sample.masks))
+        said = target.description(self.logits, plan.subject, self.done.values[i], masks=len(sample.masks))
         return plan.subject.described(sample, target, said)
 
 
@@ -102,7 +113,7 @@ def explanation_of(
                 units=units,
                 steps=tuple(step.description["name"] for step in steps) if count > 1 else None,
                 picture=sample.picture if units.boxes is not None else None,
-                **found.arrays(units, list(at)),
+                **found.arrays(units, at),
                 **about,
             )
     return next(iter(streams.values())) if len(streams) == 1 else JointExplanation(streams)
@@ -115,13 +126,14 @@ class _Axis:
         self.length, self.per = length, request.per
         self.parts = [(step.done.parts[m][stream], step.place) for step in steps]
         self.lengths = [len(step.done.plan.samples[step.place].axes[stream]) for step in steps]
-        plan, method = steps[0].done.plan, steps[0].done.readings[m].method
+        method = steps[0].done.readings[m].method
         self.every_row = method.option("rows") == "all"
         self.finish = None if request.profile is None else request.profile.settings(method.name).finish
-        self.readout = self._whole(plan.readouts[stream][steps[0].place], self.lengths[0])
+        self.readout = self._whole(steps[0].done.readouts[stream][steps[0].place], self.lengths[0])
 
-    def arrays(self, units: Units, at: list[int]) -> dict[str, Any]:
+    def arrays(self, units: Units, places: tuple[int, ...]) -> dict[str, Any]:
         part, i = self.parts[0]
+        at = _together(places)
         matrix = None
         if self.every_row:
             matrix = self._whole(part.scores[i], self.lengths[0])
@@ -134,15 +146,15 @@ class _Axis:
             row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
         alone = len(self.parts) == 1
         return {
-            "scores": self._finished(_array(row[at]), units, at),
-            "matrix": None if matrix is None else self._finished(_array(matrix), units, at),
+            "scores": self._finished(_array(row[at]), units, places),
+            "matrix": None if matrix is None else self._finished(_array(matrix), units, places),
             "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
             "per_layer": self._cut(part.per_layer, i, at) if alone else None,
             "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
             "factors": self._cut(torch.stack([*part.factors.values()], 1), i, at) if alone and part.factors else None,
         }
 
-    def _finished(self, scores: np.ndarray, units: Units, at: list[int]) -> np.ndarray:
+    def _finished(self, scores: np.ndarray, units: Units, at: tuple[int, ...]) -> np.ndarray:
         """As an author leaves them."""
         if self.finish is None:
             return scores
@@ -152,10 +164,19 @@ class _Axis:
     def _whole(self, part: Float[Tensor, "*part some"], length: int) -> Float[Tensor, "*part unit"]:
         """A target that depends on the first units alone was explained with them alone: the others have no score."""
         part = part[..., :length]
+        if length == self.length:
+            return part
         return torch.cat([part, part.new_zeros(*part.shape[:-1], self.length - length)], dim=-1)
 
-    def _cut(self, values: Tensor | None, i: int, at: list[int]) -> Any:
+    def _cut(self, values: Tensor | None, i: int, at: "slice | list[int]") -> Any:
         return None if values is None else _array(self._whole(values[i], self.lengths[0])[..., at])
+
+
+def _together(places: tuple[int, ...]) -> "slice | list[int]":
+    """Places that follow each other as a slice, which takes no reading of a list."""
+    if not places or places != tuple(range(places[0], places[0] + len(places))):
+        return list(places)
+    return slice(places[0], places[0] + len(places))
 
 
 def _target(steps: Sequence[Step], subject: Subject) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The number being explained: a named scalar function of a model's output."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
@@ -167,14 +167,7 @@ class Target:
 
     def value(self, scores: Float[Tensor, "label"], labels: Labels) -> Float[Tensor, ""]:
         """The number for one sample."""
-        a, b = self.classes(scores, labels)
-        if self.scale == "logit":
-            return scores[a] if b is None else scores[a] - scores[b]
-        if self.scale == "probability":
-            p = probabilities(scores, labels.multi_label)
-            return p[a] if b is None else p[a] - p[b]
-        odds = _log_odds(scores, a, labels.multi_label)
-        return odds if b is None else odds - _log_odds(scores, b, labels.multi_label)
+        return values_of(scores[None], [self.classes(scores, labels)], self.scale, labels.multi_label)[0]
 
     def description(
         self, scores: Float[Tensor, "label"] | None, labels: Labels, value: float, masks: int = 0
@@ -244,9 +237,25 @@ def probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> Float[Te
     return scores.sigmoid() if multi_label else scores.softmax(-1)
 
 
-def _log_odds(scores: Float[Tensor, "label"], index: int, multi_label: bool) -> Float[Tensor, ""]:
+def values_of(
+    scores: Float[Tensor, "batch label"], classes: Sequence[tuple[int, int | None]], scale: str, multi_label: bool
+) -> Float[Tensor, "batch"]:
+    """The number for each sample: of its first class, less that of its second where it has one."""
+    if scale == "probability":
+        scores = probabilities(scores, multi_label)
+    of = _log_odds if scale == "log-odds" and not multi_label else _at
+    index = torch.tensor([[a, a if b is None else b] for a, b in classes], device=scores.device)
+    against = torch.tensor([b is not None for _, b in classes], device=scores.device)
+    number = of(scores, index[:, :1])
+    if any(b is not None for _, b in classes):
+        number = torch.where(against, number - of(scores, index[:, 1:]), number)
+    return number
+
+
+def _at(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
+    return scores.gather(1, index)[:, 0]
+
+
+def _log_odds(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
     """log p − log(1 − p), without computing p."""
-    if multi_label:
-        return scores[index]
-    others = torch.cat([scores[:index], scores[index + 1 :]])
-    return scores[index] - others.logsumexp(-1)
+    return _at(scores, index) - scores.scatter(1, index, -torch.inf).logsumexp(-1)

@@ -5,7 +5,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -106,8 +106,10 @@ class Axis:
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    @property
+    @cached_property
     def special(self) -> tuple[bool, ...]:
+        if len(self.parts) == 1 and self.at[0] == tuple(range(len(self))):
+            return self.parts[0].special
         flags = [False] * len(self)
         for part, at in zip(self.parts, self.at, strict=True):
             for place, flag in zip(at, part.special, strict=True):
@@ -298,6 +300,12 @@ def numbered(count: int, stream: str, names: Sequence[str] | None = None, specia
     return Units(
         stream=stream,
         kind="token",
-        names=tuple(names) if names is not None else tuple(str(place) for place in range(count)),
+        names=_numerals(count) if names is None else tuple(names),
         special=tuple(special) or (False,) * count,
     )
+
+
+@lru_cache(maxsize=8)
+def _numerals(count: int) -> tuple[str, ...]:
+    """Inputs of a batch have the same."""
+    return tuple(map(str, range(count)))

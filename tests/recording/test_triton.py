@@ -70,12 +70,12 @@ def test_many_rows_are_left_to_tiles():
     assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
 
 
-@pytest.mark.parametrize("backend", ["FLASH", "CUDNN"])
+@pytest.mark.parametrize("backend", ["FLASH", "CUDNN", "EFFICIENT"])
 def test_torchs_kernels_are_called_as_they_want_it(backend):
     """Without numbers, and so without a GPU."""
     from clearhead.recording import triton_kernel
 
-    call = fake(torch.bfloat16, device="meta")
+    call = fake(torch.float32 if backend == "EFFICIENT" else torch.bfloat16, device="meta")
     whole = (call.query, call.key, call.value)
     call.saved = triton_kernel._fused(getattr(triton_kernel, backend), *whole, True, 0.2)
     found = triton_kernel._gradients(call, call.query.transpose(1, 2))

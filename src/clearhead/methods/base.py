@@ -1,7 +1,7 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import ceil, floor
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -103,6 +103,17 @@ class Scores:
     checks: "dict[str, Float[Tensor, 'batch']] | None" = None
     #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
     chosen: dict[str, list[str]] | None = None
+
+    def cpu(self, heads: bool) -> "Scores":
+        """The same on the CPU, with the heads' shares or without."""
+        whole = {name: getattr(self, name) for name in ("scores", "per_layer", "base_value")}
+        whole["per_head"] = self.per_head if heads else None
+        named = {name: getattr(self, name) or {} for name in ("factors", "checks")}
+        return replace(
+            self,
+            **{name: None if part is None else part.cpu() for name, part in whole.items()},
+            **{name: {key: part.cpu() for key, part in parts.items()} or None for name, parts in named.items()},
+        )
 
 
 @dataclass

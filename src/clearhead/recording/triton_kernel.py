@@ -1,8 +1,8 @@
 """Streaming attention on a GPU: torch's own kernels forward and for the usual gradients, Triton's for the sums.
 
-Flash attention and cuDNN say the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile; of
-the two, the one runs that torch would choose. Where neither can be used (float32, masks that are neither causal nor
-absent) the output and the gradients are those of the attention that the model runs with, whichever kernel that is, and
+Flash attention and cuDNN say the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile, and
+in float32 the memory-efficient kernel does; the one runs that torch would choose. Where none can be used (masks that are
+neither causal nor absent, grouped heads in float32) the output and the gradients are those of the attention that the model runs with, whichever kernel that is, and
 the log-sum-exp is made by a kernel of ours. Our sums are the same bytes each time; gradients are, where torch is told
 to be deterministic.
 """
@@ -25,6 +25,7 @@ KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "positio
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
 aten = torch.ops.aten
 
 
@@ -65,7 +66,9 @@ class TritonKernel:
         query, key, value = (_in_rows(part) for part in (call.query, call.key, call.value))
         rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, causal=call.causal, mask=call.mask)
         if call.saved:
-            rebuilt = replace(rebuilt, lse=call.saved[1].reshape(rebuilt.shape[:3]))
+            batch, heads, queries, _ = rebuilt.shape  # a kernel may round the number of queries up
+            lse = call.saved[1].reshape(batch, heads, -1)[:, :, :queries].contiguous()
+            rebuilt = replace(rebuilt, lse=lse)
         else:
             rebuilt = rebuilt.with_lse()
         return [_reduced(rebuilt if one.heads is None else rebuilt.of_heads(one.heads), one) for one in reductions]
@@ -77,26 +80,36 @@ def _in_rows(x: Tensor) -> Tensor:
 
 
 def _backend(call: Streamed) -> SDPBackend | None:
-    """Which of the two that say the log-sum-exp torch would choose."""
+    """Which of those that say the log-sum-exp torch would choose."""
     query, key, value = call.query, call.key, call.value
-    halves = query.dtype in (torch.bfloat16, torch.float16)
     wide = query.shape[3] == value.shape[3] and query.shape[3] % 8 == 0
-    if not (query.is_cuda and halves and call.mask is None and wide):
+    grouped = query.shape[1] != key.shape[1]
+    saying = _saying(query.dtype, grouped)
+    if not (query.is_cuda and saying and call.mask is None and wide):
         return None
     with torch.enable_grad():  # some kernels have no backward pass for some shapes
         chosen = torch._fused_sdp_choice(
-            query.detach().requires_grad_(), key, value, None, 0.0, call.causal, scale=call.scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-    backend = next((one for one in (FLASH, CUDNN) if one.value == chosen), None)
+            query.detach().requires_grad_(), key, value, None, 0.0, call.causal, scale=call.scaling, enable_gqa=grouped
+        )
+    backend = next((one for one in saying if one.value == chosen), None)
     known = backend is not None and _says_lse(backend, query.dtype, query.shape[3], query.device)
     return backend if known else None
+
+
+def _saying(dtype: torch.dtype, grouped: bool) -> tuple[SDPBackend, ...]:
+    """The kernels that say the log-sum-exp of such numbers."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return FLASH, CUDNN
+    return () if grouped or dtype != torch.float32 else (EFFICIENT,)
 
 
 def _fused(
     backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the log-sum-exp, and what the backward pass wants to know of dropout, which there is none of."""
+    if backend == EFFICIENT:
+        how = {"is_causal": causal, "scale": scale}
+        return aten._scaled_dot_product_efficient_attention(query, key, value, None, True, **how)
     if backend == CUDNN:
         made = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, is_causal=causal, scale=scale)
     else:
@@ -112,7 +125,7 @@ def _says_lse(backend: SDPBackend, dtype: torch.dtype, width: int, device: torch
     query, key = (torch.randn(1, 2, 128, width, generator=draw, device=device).to(dtype) for _ in range(2))
     hidden = torch.ones(128, 128, dtype=torch.bool, device=device).triu(1)
     scores = (query.double() @ key.double().mT * width**-0.5).masked_fill(hidden, -torch.inf)
-    said = _fused(backend, query, key, key, True, width**-0.5)[1].reshape(1, 2, 128)
+    said = _fused(backend, query, key, key, True, width**-0.5)[1].reshape(1, 2, -1)[:, :, :128]
     return bool((said - scores.logsumexp(-1)).abs().max() < 1e-2)
 
 
@@ -130,7 +143,13 @@ def _gradients(call: Streamed, gradient: Float[Tensor, "batch query head width"]
     how = {"dropout_p": 0.0, "is_causal": call.causal, "scale": call.scaling}
     drawn = {"philox_seed": seed, "philox_offset": offset}
     slope = gradient.transpose(1, 2)
-    if lse.dim() == 4:  # cuDNN's
+    if query.dtype == torch.float32:  # the memory-efficient kernel's
+        backward = aten._scaled_dot_product_efficient_attention_backward
+        wanted = [True, True, True, False]
+        dq, dk, dv, _ = backward(
+            slope, query, key, value, None, output, lse, seed, offset, 0.0, wanted, call.causal, scale=call.scaling
+        )
+    elif lse.dim() == 4:  # cuDNN's
         backward = aten._scaled_dot_product_cudnn_attention_backward
         dq, dk, dv = backward(slope, query, key, value, output, lse, attn_bias=None, **drawn, **sizes, **how)
     else:

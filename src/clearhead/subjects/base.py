@@ -320,24 +320,29 @@ def read_rows(readout: Readout | None, units: Units | Axis) -> dict[int, float]:
     >>> read_rows("first + patches", patches((1, 2), before=["[CLS]"]))
     {0: 0.5, 1: 0.25, 2: 0.25}
     """
-    inside = [i for i, special in enumerate(units.special) if not special]
-    mean = {i: 1 / len(inside) for i in inside}
-    every = {i: 1 / len(units) for i in range(len(units))}
-    kinds: dict[str, dict[int, float]] = {
-        "first": {0: 1.0},
-        "first two": {0: 0.5, 1: 0.5},
-        "last": {len(units) - 1: 1.0},
-        "mean": every,
-        "patches": mean,
-        "first + patches": {0: 0.5, **{i: weight / 2 for i, weight in mean.items()}},
-    }
     if readout is None:
         raise Refusal("no row of this model's attention speaks for the target")
     if isinstance(readout, int):
         return {readout % len(units): 1.0}
-    if readout not in kinds:
-        raise unknown("readout", readout, kinds)
-    return kinds[readout]
+    if readout not in _ROWS:
+        raise unknown("readout", readout, _ROWS)
+    return _ROWS[readout](units)
+
+
+def _patch_rows(units: Units | Axis) -> dict[int, float]:
+    inside = [i for i, special in enumerate(units.special) if not special]
+    return {i: 1 / len(inside) for i in inside}
+
+
+#: The kinds of read-outs.
+_ROWS: dict[str, Callable[[Units | Axis], dict[int, float]]] = {
+    "first": lambda units: {0: 1.0},
+    "first two": lambda units: {0: 0.5, 1: 0.5},
+    "last": lambda units: {len(units) - 1: 1.0},
+    "mean": lambda units: {i: 1 / len(units) for i in range(len(units))},
+    "patches": _patch_rows,
+    "first + patches": lambda units: {0: 0.5, **{i: weight / 2 for i, weight in _patch_rows(units).items()}},
+}
 
 
 SUBJECTS: list[type[Subject]] = []
@@ -407,6 +412,11 @@ def subject_for(
     return kind(model, processor, readout, called, detector)
 
 
+def _here(part: Tensor) -> Tensor:
+    """Whole numbers on the CPU: they are looked at, sample by sample, before they go to the model."""
+    return part if part.is_floating_point() else part.cpu()
+
+
 def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     """A mapping of model inputs, sample by sample, batch axis gone."""
     strange = [name for name in inputs if not subject.accepts(name)]
@@ -415,7 +425,7 @@ def split_mapping(subject: Subject, inputs: Mapping[str, Any]) -> list[dict[str,
             f"{type(subject.model).__name__} takes no {', '.join(strange)}: leave it out of the model inputs"
         )
     try:
-        parts = {name: torch.as_tensor(part) for name, part in inputs.items() if part is not None}
+        parts = {name: _here(torch.as_tensor(part)) for name, part in inputs.items() if part is not None}
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InputError(f"model inputs must be tensors with a batch axis ({problem})") from None
     if not parts or any(part.dim() == 0 for part in parts.values()):
