@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,23 @@ class Pass:
     readings: list[Reading]
     parts: list[dict[str, Scores]]
 
+    def __post_init__(self) -> None:
+        # one wait for the device a batch: number by number, results of a GPU would take longer than the pass itself
+        self.logits = None if self.plan.scores is None else self.plan.scores.cpu()
+        self.values = self.plan.values.cpu()
+        self.parts = [{stream: _brought(part) for stream, part in own.items()} for own in self.parts]
+
+
+def _brought(part: Scores) -> Scores:
+    """What is read of every sample, on the CPU; what is read where it is asked for stays where it is."""
+    return replace(
+        part,
+        scores=part.scores.cpu(),
+        per_layer=None if part.per_layer is None else part.per_layer.cpu(),
+        base_value=None if part.base_value is None else part.base_value.cpu(),
+        checks=None if part.checks is None else {name: figures.cpu() for name, figures in part.checks.items()},
+    )
+
 
 @dataclass
 class Step:
@@ -68,13 +85,13 @@ class Step:
 
     @property
     def logits(self) -> Float[Tensor, "label"] | None:
-        return None if self.done.plan.scores is None else self.done.plan.scores[self.place]
+        return None if self.done.logits is None else self.done.logits[self.place]
 
     @property
     def description(self) -> dict[str, Any]:
         plan, i = self.done.plan, self.place
         sample, target = plan.samples[i], plan.targets[i]
-        said = target.description(self.logits, plan.subject, float(plan.values[i]), masks=len(sample.masks))
+        said = target.description(self.logits, plan.subject, float(self.done.values[i]), masks=len(sample.masks))
         return plan.subject.described(sample, target, said)
 
 
