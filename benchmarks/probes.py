@@ -3,10 +3,12 @@
     python benchmarks/probes.py --out build/probes [--sentences carry/probes/sentences.json.gz | --data ../shared/data]
         [--device cuda] [--workers 12] [--seconds 500] [--size small] [--only logic,recall/heads]
 
-Each probe of each model is a process of its own that leaves one JSON file in the folder. What is there already is not
-made again, and training goes on where it was cut, so the same command goes on after a break. What fails on the device
-is tried again on the CPU. `--size small` is a run for two cores. docs/attention-on-trial.md is made of it by
-benchmarks/probes_page.py.
+Each probe of each model is a process of its own that leaves one JSON file in the folder, and so is each training run
+that a probe needs (`seeds@3`, `frontier@0.01`): a probe waits for its runs and then only opens them. What is there
+already is not made again, and training goes on where it was cut, so the same command goes on after a break. What fails
+on the device is tried again on the CPU, where the BiLSTM is from the start: gradients of a recurrent network in
+evaluation mode are not to be had from cuDNN. `--size small` is a run for two cores. docs/attention-on-trial.md is made
+of it by benchmarks/probes_page.py.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +56,7 @@ SMALL = Size(
     inputs=100, searched=32, few=24, by_head=3, draws=50, learned=600, steps=60, long_steps=600, seeds=3, search=150
 )
 TINY = Size(inputs=6, searched=3, few=3, by_head=1, draws=4, learned=24, steps=2, long_steps=2, seeds=2, search=3)
+SIZES = {"full": FULL, "small": SMALL, "tiny": TINY}
 
 
 @dataclass
@@ -129,18 +132,28 @@ def learning(
         "recall": {"fresh": 1, "steps": size.steps, "rate": 1e-3},
         "bilstm": {"fresh": "all", "steps": size.long_steps // 2, "rate": 1e-3},
     }[model]
-    how |= {"held_out": len(measured), "folder": folder / "runs" / model, "progress": _bar}
+    how = {"batch": 32, **how, "held_out": len(measured), "folder": folder / "runs" / model, "progress": _bar}
     return list(texts), list(labels), how
 
 
 #: Guides of the diagnostic beside the fixed ones, where they apply.
 METHODS = ("rollout", "generic", "grad-sam", "attcat", "input-x-gradient", "saliency", "random")
 STRENGTHS = (0.0, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+#: The strength of the adversary that guides the diagnostic: one of the above, so that it is trained once.
+GUIDING = 1e-2
+
+
+def pace(model: str) -> float:
+    """The learning rate of adversaries."""
+    return 5e-5 if model == "sentiment" else 3e-4
 
 
 def jobs() -> dict[str, Callable[..., Any]]:
     """By name, what a job computes from the explainer, the inputs, the size, the model's name and the folder."""
     from clearhead import probes
+    from clearhead.probes.fitting import Lessons, Training
+    from clearhead.probes.subjecting import Scope
+    from clearhead.probes.trading import misled
 
     def plain(probe: str, count: str, **how: Any) -> Callable[..., Any]:
         def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
@@ -164,21 +177,37 @@ def jobs() -> dict[str, Callable[..., Any]]:
 
     def frontier(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
         texts, labels, how = learning(model, given, size, folder)
-        rate = {"sentiment": 5e-5}.get(model, 3e-4)
-        how |= {"steps": size.steps, "rate": rate}
+        how |= {"steps": size.steps, "rate": pace(model)}
         return probes.frontier(ex, texts, labels, strengths=STRENGTHS, seeds=0, **how)
+
+    def one_seed(seed: int) -> Callable[..., Any]:
+        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> None:
+            texts, labels, how = learning(model, given, size, folder, times=4 if model == "logic" else 1)
+            probes.seeds(ex, texts, labels, seeds=1, seed=seed - 1, **how)
+
+        return run
+
+    def one_adversary(strength: float) -> Callable[..., Any]:
+        def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> None:
+            texts, labels, how = learning(model, given, size, folder)
+            lessons = Lessons(ex, texts, labels, how["held_out"], None, 0)
+            training = Training(size.steps, how["batch"], pace(model), how["folder"], _bar)
+            misled(lessons, Scope("S1"), strength, training, 0)
+
+        return run
 
     def diagnostic(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
         texts, labels, how = learning(model, given, size, folder)
-        kept = {name: how[name] for name in ("held_out", "folder", "progress")}
+        kept = {name: how[name] for name in ("batch", "held_out", "folder", "progress")}
         why = {line.name: line.why_not for line in ex.methods()}
         guides = ["uniform", "own", "base", "adversary", *(name for name in METHODS if not why.get(name))]
-        rate = {"sentiment": 5e-5}.get(model, 3e-4)
-        adversaries = {"adversary_steps": size.steps, "adversary_rate": rate, "strength": 1e-2}
+        adversaries = {"adversary_steps": size.steps, "adversary_rate": pace(model), "strength": GUIDING}
         return probes.diagnostic(ex, texts, labels, guides=guides, steps=2 * size.steps, **adversaries, **kept)
 
     return {
         "model": lambda *given: None,
+        **{f"seeds@{seed}": one_seed(seed) for seed in range(1, 1 + FULL.seeds)},
+        **{f"frontier@{strength:g}": one_adversary(strength) for strength in STRENGTHS},
         "permutation": plain("permutation", "inputs", draws="draws"),
         "permutation-kept": plain("permutation", "inputs", draws="draws", keep=True),
         "permutation-S2": plain("permutation", "few", draws="draws", scope="S2"),
@@ -232,22 +261,20 @@ def truth(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
     }
 
 
-def wanted(only: str | None) -> list[str]:
-    """The jobs, the slow ones first."""
-    order = [
-        "seeds",
-        "frontier",
-        "diagnostic",
-        "permutation-heads",
-        "correlation",
-        "heads",
-        "permutation-S4",
-        "adversary",
-    ]
-    order += ["adversary-S2", "permutation-S2", "permutation", "permutation-kept", "uniform", "truth", "skips"]
-    every = [TRAINED, *(f"{model}/{job}" for job in order for model in MODELS)]
+ORDER = (
+    *(f"seeds@{seed}" for seed in range(1, 1 + FULL.seeds)),
+    *(f"frontier@{strength:g}" for strength in (GUIDING, *(one for one in STRENGTHS if one != GUIDING))),
+    *("adversary-S2", "diagnostic", "permutation-heads", "correlation", "heads", "permutation-S4", "adversary"),
+    *("frontier", "seeds", "permutation-S2", "permutation", "permutation-kept", "uniform", "truth", "skips"),
+)
+
+
+def wanted(only: str | None, size: Size) -> list[str]:
+    """The jobs, the slow ones first, and training before what opens its runs."""
+    every = [TRAINED, *(f"{model}/{job}" for job in ORDER for model in ("bilstm", "logic", "sentiment", "recall"))]
     left_out = {f"{model}/truth" for model in ("sentiment", "bilstm")} | {"bilstm/skips", "bilstm/permutation-heads"}
     left_out |= {f"bilstm/{job}" for job in ("permutation-S2", "permutation-S4", "adversary-S2")}  # one row: the same
+    left_out |= {f"{model}/seeds@{seed}" for model in MODELS for seed in range(size.seeds + 1, FULL.seeds + 1)}
     if find_spec("igraph") is None:  # shares by flow need it: for the other machine
         left_out |= {f"{model}/skips" for model in MODELS}
     chosen = None if only is None else only.split(",")
@@ -258,6 +285,15 @@ def wanted(only: str | None) -> list[str]:
     ]
 
 
+def needs(name: str, names: Sequence[str]) -> list[str]:
+    """Those of the jobs that must be done before this one."""
+    model, job = name.split("/")
+    first = [TRAINED] if model == "bilstm" and name != TRAINED else []
+    runs = [other for other in names if other.startswith(f"{model}/{job}@")]
+    guide = [f"{model}/frontier@{GUIDING:g}"] if job == "diagnostic" else []
+    return [other for other in (*first, *runs, *guide) if other in names]
+
+
 def run_job(name: str, arguments: argparse.Namespace) -> None:
     """One probe of one model."""
     import torch
@@ -265,10 +301,10 @@ def run_job(name: str, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # recurrent networks are recorded without cuDNN, and must give the same
     model, job = name.split("/")
-    size = {"full": FULL, "small": SMALL, "tiny": TINY}[arguments.size]
+    size = SIZES[arguments.size]
     path, started = _path(arguments.out, name), time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for device in dict.fromkeys((arguments.device, "cpu")):
+    for device in dict.fromkeys(("cpu" if model == "bilstm" and name != TRAINED else arguments.device, "cpu")):
         try:
             given = inputs_of(model, size, arguments.sentences, arguments.data)
             ex = explainer(model, given, size, arguments.out, device)
@@ -297,7 +333,8 @@ def _path(folder: Path, name: str) -> Path:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Every job that is not there yet, some at a time, until time is up."""
-    waiting = [name for name in wanted(arguments.only) if not _path(arguments.out, name).exists()]
+    names = wanted(arguments.only, SIZES[arguments.size])
+    waiting = [name for name in names if not _path(arguments.out, name).exists()]
     running: dict[str, subprocess.Popen[bytes]] = {}
     started, failed = time.monotonic(), []
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -305,7 +342,9 @@ def run_all(arguments: argparse.Namespace) -> None:
     command += ["--data", arguments.data, *(["--sentences", arguments.sentences] if arguments.sentences else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     while waiting or running:
-        ready = [name for name in waiting if not name.startswith("bilstm/") or name == TRAINED or _there(arguments.out)]
+        undone = {*waiting, *running}
+        # a run that failed holds nothing up: what needs it trains it itself, or fails with its own message
+        ready = [name for name in waiting if undone.isdisjoint(needs(name, names))]
         for name in ready[: arguments.workers - len(running)]:
             waiting.remove(name)
             log = (arguments.out / f"{name.replace('/', '-')}.log").open("wb")
@@ -327,10 +366,6 @@ def run_all(arguments: argparse.Namespace) -> None:
         print(f"failed (see the logs in {arguments.out}): {', '.join(failed)}", flush=True)
 
 
-def _there(folder: Path) -> bool:
-    return _path(folder, TRAINED).exists()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/probes"))
@@ -339,7 +374,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so many (0: never)")
-    parser.add_argument("--size", choices=["full", "small", "tiny"], default="full")
+    parser.add_argument("--size", choices=list(SIZES), default="full")
     parser.add_argument("--only", help="models (logic) and jobs (recall/heads), with commas between them")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

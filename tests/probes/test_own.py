@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import clearhead
 from clearhead import probes
 from clearhead.errors import InputError, Refusal
+from clearhead.probes.flattening import MEAN
 from clearhead.probes.original import BiLSTM, original, vocabulary
 from clearhead.recording.own import replacing
 from tests import own_models
@@ -39,6 +40,7 @@ def test_every_probe_takes_a_recurrent_network_and_leaves_it_as_it_was(ex, name)
     alone = getattr(probes, name)(ex, TEXTS[:1], **PROBES[name])
     if name != "heads":
         figures = {key: value for key, value in once["lines"][0].items() if isinstance(value, float)}
+        figures = {key: value for key, value in figures.items() if MEAN not in key}  # of the other inputs
         assert figures == pytest.approx({key: alone.lines[0][key] for key in figures}, abs=1e-9, nan_ok=True)
 
 
@@ -49,6 +51,24 @@ def test_uniform_weights_give_the_mean_of_the_states(ex):
         states, lengths = model.lstm(model.embedding(ids))[0], torch.tensor([ids.shape[1]])
         level, own = model.head(states.mean(1)).softmax(-1), model(ids, lengths).softmax(-1)
         assert line["TVD, row that is read"] == pytest.approx(float((level - own).abs().sum() / 2), abs=1e-12)
+
+
+def test_mean_attention_is_the_mean_over_the_other_inputs_place_by_place(ex):
+    model, rows, states, answers = ex.subject.model, [], [], []
+    for text in TEXTS:
+        ids = torch.tensor([[own_models.VOCABULARY.index(word) for word in text.split()]])
+        states.append(model.lstm(model.embedding(ids))[0][0])
+        answers.append(model(ids, torch.tensor([ids.shape[1]])).softmax(-1)[0])
+        rows.append(probes.adversary(ex, text, steps=1, sets=1).lines[0]["own weights"])
+    assert len({len(row) for row in rows}) > 1
+    for i, line in enumerate(probes.uniform(ex, TEXTS).lines):
+        mean = []
+        for place in range(len(rows[i])):
+            there = [row[place] for j, row in enumerate(rows) if j != i and len(row) > place]
+            mean.append(sum(there) / len(there) if there else 0.0)
+        weights = torch.tensor(mean, dtype=states[i].dtype) / sum(mean)
+        moved = model.head(weights @ states[i]).softmax(-1) - answers[i]
+        assert line[f"TVD, {MEAN}row that is read"] == pytest.approx(float(moved.abs().sum() / 2), abs=1e-9)
 
 
 def test_all_scopes_reach_the_one_row_of_a_pooling_query(ex):

@@ -7,6 +7,7 @@ import torch
 from clearhead import probes
 from clearhead.errors import InputError, Refusal
 from clearhead.probes import permuting as page
+from clearhead.probes.flattening import MEAN
 from clearhead.probes.permuting import shuffled
 from tests.laws.snapshot import of_model
 from tests.models import TEXTS, explainer, inputs
@@ -74,6 +75,18 @@ def test_uniform_changes_nothing_where_values_are_zero_and_something_where_not()
         layer.attention.self.value.weight.data.zero_()
     still = probes.uniform(ex, TEXTS)
     assert still.column("TVD, all layers").max() < 1e-14
+
+
+def test_mean_attention_moves_nothing_where_all_inputs_attend_alike_and_is_uniform_without_others():
+    ex = explainer("bert/classify")
+    alike = probes.uniform(ex, [TEXTS[0]] * 3)
+    names = [key for key in alike.lines[0] if key.startswith(f"TVD, {MEAN}")]
+    assert len(names) == 5 and all(alike.column(name).max() < 1e-9 for name in names)
+    (alone,) = probes.uniform(ex, TEXTS[0]).lines
+    for name in names:
+        assert alone[name] == pytest.approx(alone[name.replace(MEAN, "")], abs=1e-12)
+    apart = probes.uniform(ex, TEXTS)
+    assert apart.column(f"TVD, {MEAN}all layers").min() > 1e-7
 
 
 def test_what_cannot_be_probed_is_refused_in_words():
