@@ -164,6 +164,7 @@ OWN: dict[str, dict[str, Any]] = {
     ),
     "data2vec-audio": {**_WAVES, "conv_pos_kernel_size": 3},
     "speecht5": _WAVES,
+    "whisper": {"max_source_positions": 24},  # all sounds are as long, and `flow` takes its time for each unit
     "audio-spectrogram-transformer": {"max_length": 40, "num_mel_bins": 24, "patch_size": 8},
     "clap_audio_model": {
         **{"spec_size": 64, "num_mel_bins": 16, "window_size": 4, "patch_size": 4, "patch_stride": [4, 4]},

@@ -64,7 +64,7 @@ def explained(model: Any) -> Outcome:
     """Whether a model is explained rightly; a Refusal where it is not explained at all."""
     try:
         return _explained(model)
-    except (clearhead.Refusal, Wrong):
+    except (clearhead.Refusal, Wrong, TimeoutError):
         raise
     except Exception:
         if model.dtype != torch.float64:

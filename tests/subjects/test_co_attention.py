@@ -47,7 +47,9 @@ def gap(ours: Any, theirs: Any) -> float:
 
 
 def applying(ex: clearhead.Explainer) -> list[str]:
-    return [line.name for line in ex.methods() if line.applies]
+    """Those that ask for hundreds of passes are in test_hiding_streams.py, where they are given fewer."""
+    many = ("shap", "kernel-shap", "lime")
+    return [line.name for line in ex.methods() if line.applies and line.name not in many]
 
 
 # -- LXMERT, as its authors have it

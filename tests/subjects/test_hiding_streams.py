@@ -9,9 +9,10 @@ import torch
 import clearhead
 from clearhead import Method
 from clearhead.subjects.hierarchy import Hierarchy, of_places, together
-from tests import dual_models, models
+from tests import dual_models, joint_models, models
 from tests.subjects import test_encoder_decoder as translating
 from tests.subjects import test_similarity as alike
+from tests.subjects.test_co_attention import logits_of
 
 METHODS = ["occlusion", *(Method(name, evaluations=40) for name in ("shap", "kernel-shap", "lime"))]
 TEXT, FOIL = "She hates the book", "I like the movie"
@@ -50,6 +51,40 @@ def test_occlusion_of_a_text_and_a_picture() -> None:
         assert e["image"].scores[1 + place] == pytest.approx(whole - cosine(row, hidden), abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
+def test_occlusion_of_a_text_beside_a_picture(name) -> None:
+    """In a model that looks at both together."""
+    ex, one = joint_models.explainer(name), joint_models.inputs(name)[0]
+    e = ex.explain(**one, method="occlusion", target=0)
+    inputs = joint_models.model_inputs(name, one)
+    mask = ex.subject.words.tokenizer.mask_token_id
+
+    def logit(**changed) -> float:
+        with ex.subject.scope(), torch.no_grad():
+            return float(logits_of(ex.subject.model(**{**inputs, **changed}))[0, 0])
+
+    for place, score in enumerate(e["text"].scores):
+        hidden = inputs["input_ids"].clone().index_fill(1, torch.tensor(place), mask)
+        expected = 0 if e["text"].units.special[place] else logit() - logit(input_ids=hidden)
+        assert score == pytest.approx(expected, abs=1e-6)
+    pixels = inputs["pixel_values"]
+    for place in (0, 5, 15):
+        hidden, (y, x) = pixels.clone(), (place // 4 * 8, place % 4 * 8)
+        hidden[0, :, y : y + 8, x : x + 8] = pixels.mean((2, 3), keepdim=True)[0]
+        assert e["image"].scores[1 + place] == pytest.approx(logit() - logit(pixel_values=hidden), abs=1e-6)
+    assert np.abs(e["text"].scores).max() > 1e-3 and np.abs(e["image"].scores).max() > 1e-3
+
+
+def test_vectors_beside_a_picture_cannot_be_taken_away() -> None:
+    ex = joint_models.explainer("vilt")
+    inputs = joint_models.model_inputs("vilt", joint_models.inputs("vilt")[0])
+    vectors = ex.subject.embeddings(inputs.pop("input_ids")).detach()
+    given = {"inputs_embeds": vectors, **inputs}
+    assert ex.explain(given).streams == ("text", "image")
+    with pytest.raises(clearhead.InputError, match="input_ids, which was not given"):
+        ex.explain(given, method="occlusion")
+
+
 @pytest.mark.parametrize("method", METHODS[1:3], ids=str)
 def test_both_streams_add_up_together(method) -> None:
     ex, picture, *_ = seen()
@@ -76,6 +111,16 @@ def test_batched_is_single(name: str) -> None:
     batch = ex.explain(text=texts, image=pictures, method=METHODS)
     for place, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
         for method, e in ex.explain(text=text, image=picture, method=METHODS).items():
+            for stream in ("text", "image"):
+                np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vilt", "blip", "bridge_tower"])
+def test_batched_is_single_where_streams_meet(name: str) -> None:
+    ex, many = joint_models.explainer(name), joint_models.inputs(name)[:2]
+    batch = ex.explain(**joint_models.together(many), method=METHODS)
+    for place, one in enumerate(many):
+        for method, e in ex.explain(**one, method=METHODS).items():
             for stream in ("text", "image"):
                 np.testing.assert_allclose(batch[method][place][stream].scores, e[stream].scores, atol=1e-6)
 

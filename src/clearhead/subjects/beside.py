@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -220,6 +221,11 @@ class BesidePicture(TextBeside):
     @property
     def channels(self) -> int:
         return int(getattr(self.picture_config, "num_channels", 3))
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        about = {"processor": getattr(self.processor, "image_processor", None), "patch_size": self.patch_size}
+        return {"text": (self, "input_ids"), "image": (SimpleNamespace(**about), "pixel_values")}
 
     def look(self, raw: Given) -> Sight:
         if raw.image is None:

@@ -151,9 +151,7 @@ class Blip(CoAttentionWithPicture):
 class BridgeTower(CoAttentionWithPicture):
     """Both towers go on beside the layers in which they meet; the head reads the first token of both."""
 
-    endings: ClassVar[tuple[str, ...]] = (
-        *("BridgeTowerForImageAndTextRetrieval", "BridgeTowerForContrastiveLearning"),
-    )
+    endings: ClassVar[tuple[str, ...]] = ("BridgeTowerForImageAndTextRetrieval", "BridgeTowerForContrastiveLearning")
     refused: ClassVar[dict[str, str]] = {
         "BridgeTowerForContrastiveLearning": "it compares three vectors of every pair in the batch, not one",
     }

@@ -98,6 +98,8 @@ class InStreams(Players):
     def _part(
         self, reader: Any, leaf: str, units: Units, unit: str | None, replacement: str | None, pictures: str
     ) -> Players | None:
+        if leaf not in self.sample.inputs:
+            raise InputError(f"units of several streams are taken away from {leaf}, which was not given")
         name = "input_ids" if units.grid is None else "pixel_values"
         alone = _Part({name: self.sample.inputs[leaf]}, {units.stream: Axis.of(units)})
         if units.grid is not None:

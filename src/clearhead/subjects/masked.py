@@ -26,9 +26,9 @@ class MaskedWords(TextSubject):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.multi_label = False
-        # a model that sees pictures, too, has a configuration for its texts, which may leave this to the whole
-        whole = getattr(self.model.config, "mask_token_id", None)
-        self.mask = whole if self.words.token_id("mask") is None else self.words.token_id("mask")
+        self.mask = self.words.token_id("mask")
+        if self.mask is None:  # the configuration of a model's texts may leave it to that of the whole
+            self.mask = getattr(self.model.config, "mask_token_id", None)
 
     def default_readout(self) -> Readout | None:
         return "mask"
@@ -94,9 +94,9 @@ class MaskedLanguageModel(MaskedWords):
     endings: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
 
     def example(self) -> Any:
-        return (
-            {"input_ids": self.ids_with_mask()} if self.processor is None else f"a {self.processor.mask_token} example"
-        )
+        if self.processor is not None:
+            return f"a {self.processor.mask_token} example"
+        return {"input_ids": self.ids_with_mask()}
 
     def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
         return Sample.of(inputs, units, dropped=dropped, masks=self.masks_in(inputs, dropped))

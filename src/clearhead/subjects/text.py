@@ -136,7 +136,7 @@ class TextSubject(Subject):
         length = len(part[key])
         hidden = [False] * length if "attention_mask" not in part else (part["attention_mask"] == 0).tolist()
         if key != "input_ids":
-            return numbered(length, self.stream, names, hidden)
+            return numbered(length, self.words.stream, names, hidden)
         return self.words.units_of(part["input_ids"].tolist(), names, hidden)
 
     def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
