@@ -32,7 +32,7 @@ FEWER = {
     "beyond-intuition-head": {"steps": 4},
     "beyond-intuition-token": {"steps": 4},
     "tam": {"steps": 4},
-    "flow": {"layers": (-2, None)},
+    "flow": {"layers": (-3, None)},
 }
 TOGETHER = "all in one call"
 SENTENCE = (
@@ -116,7 +116,7 @@ def main() -> None:
         print(json.dumps(measured(arguments, arguments.only)))
         return
     names = [name for name in applying(arguments) if name not in arguments.skip]
-    settings = {"model": arguments.model, "inputs": arguments.inputs, "memory": arguments.memory}
+    settings = {name: getattr(arguments, name) for name in ("model", "inputs", "longest", "memory")}
     print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
