@@ -6,8 +6,8 @@
 Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often): each
 by itself, and all in one call. Each is a process of its own; its peak is that of the system's own account (RSS), and
 what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a budget, in the
-same process, and the results are compared (all in one call: with a budget alone). With --keep, what was measured is
-kept as it comes, and is not measured again; with --workers several are measured at a time.
+same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep, what was
+measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
 """
 
 import argparse
@@ -27,12 +27,13 @@ FEWER = {
     "kernel-shap": {"evaluations": 40},
     "lime": {"evaluations": 40},
     "integrated-gradients": {"steps": 4},
+    "layer-conductance": {"steps": 4},
     "gradient-shap": {"samples": 4},
     "smoothgrad": {"samples": 4},
     "beyond-intuition-head": {"steps": 4},
     "beyond-intuition-token": {"steps": 4},
     "tam": {"steps": 4},
-    "flow": {"layers": (-2, None)},
+    "flow": {"layers": (-3, None)},
 }
 TOGETHER = "all in one call"
 SENTENCE = (
@@ -70,7 +71,7 @@ def measured(arguments: argparse.Namespace, names: list[str]) -> dict:
     before, started = resident(), time.perf_counter()
     kept = ex.explain(inputs, methods, memory=arguments.memory)
     found = {"before": before, "peak": resident(), "seconds": time.perf_counter() - started}
-    if len(names) > 1:
+    if len(names) > 1 or arguments.kept_alone:
         return found
     started = time.perf_counter()
     free = ex.explain(inputs, methods)
@@ -88,6 +89,7 @@ def gap(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
     command = [sys.executable, __file__, "--model", arguments.model, "--only", *names, "--memory", arguments.memory]
     command += ["--inputs", str(arguments.inputs), "--longest", str(arguments.longest)]
+    command += ["--kept-alone"] if arguments.kept_alone else []
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
         return {"failed": (ended.stderr.strip().splitlines() or [f"exit {ended.returncode}"])[-1]}
@@ -108,6 +110,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=200, help="words of the longest input")
     parser.add_argument("--memory", default="2GiB")
     parser.add_argument("--skip", nargs="*", default=[], help=f"methods to leave out, or {TOGETHER!r}")
+    parser.add_argument("--kept-alone", action="store_true", help="not without a budget as well: half the time")
     parser.add_argument("--workers", type=int, default=1, help="processes at a time")
     parser.add_argument("--keep", type=Path, help="where what was measured is kept: one line of JSON a method")
     parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
@@ -116,7 +119,7 @@ def main() -> None:
         print(json.dumps(measured(arguments, arguments.only)))
         return
     names = [name for name in applying(arguments) if name not in arguments.skip]
-    settings = {"model": arguments.model, "inputs": arguments.inputs, "memory": arguments.memory}
+    settings = {name: getattr(arguments, name) for name in ("model", "inputs", "longest", "memory")}
     print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)

@@ -1,7 +1,9 @@
 """Attention flow against its replica, against minimal cuts, and where its answer is known."""
 
 import sys
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +12,15 @@ import torch
 import clearhead
 from clearhead.errors import CostWarning
 from clearhead.methods import Frame
-from clearhead.methods.flow import Flow, flow
+from clearhead.methods.flow import Between, Flow, flow
 from tests import dual_models, joint_models, models
 from tests.methods import twins
+from tests.replicas.flow import graph, max_flow
 
 pytest.importorskip("igraph")
 
 
-@pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask", "vit/image"])
+@pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask", "vit/image", "beit/image"])
 def test_equals_its_replica(subject: str) -> None:
     twins.assert_twins("flow", subject)
 
@@ -32,8 +35,8 @@ def test_layers_and_heads(layers: tuple) -> None:
         twins.assert_twins("flow", "bert/classify", layers=layers, heads=heads)
 
 
-def mixed(layers: int, units: int, seed: int) -> torch.Tensor:
-    attention = np.random.default_rng(seed).dirichlet(np.full(units, 0.2), size=(layers, units))
+def mixed(layers: int, units: int, seed: int, evenly: float = 0.2) -> torch.Tensor:
+    attention = np.random.default_rng(seed).dirichlet(np.full(units, evenly), size=(layers, units))
     return (torch.tensor(attention) + torch.eye(units)) / 2
 
 
@@ -56,8 +59,30 @@ def test_is_the_least_cut(seed: int) -> None:
     """Max-flow min-cut, in graphs of 3 × 3 nodes."""
     layers = mixed(2, 3, seed)
     found = flow(layers, torch.tensor([0.0, 1.0, 0.0]))[1]
-    cuts = np.array([least_cut(layers.numpy(), 1, j) for j in range(3)])
-    assert twins.gap(found, cuts / cuts.sum()) < 1e-12
+    assert twins.gap(found, [least_cut(layers.numpy(), 1, j) for j in range(3)]) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_known_of_one_layer_less_saves_problems_and_changes_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, every, solved = mixed(6, 5, seed, evenly=2), torch.ones(5), []
+    monkeypatch.setattr(Between, "most", _counting(Between.most, solved))
+    before = None
+    for depth in range(1, 7):
+        before = flow(layers[:depth], every, before)
+        capacity = graph([2 * one[None].numpy() - np.eye(5) for one in layers[:depth]], None)
+        slow = [[max_flow(capacity, 5 * depth + p, j) for j in range(5)] for p in range(5)]
+        assert twins.gap(before, np.array(slow)) < 1e-10
+    assert 0 < len(solved) < 4 * 25
+
+
+def _counting(function: Callable[..., float], calls: list[int]) -> Callable[..., float]:
+    def counted(*args: Any) -> float:
+        calls.append(1)
+        return function(*args)
+
+    return counted
 
 
 def test_one_layer_is_rollout() -> None:
@@ -91,10 +116,10 @@ def frame(units: int, layers: int, rows: int = 1) -> Frame:
 
 
 def test_says_what_it_costs_before_it_begins() -> None:
-    """197 patches in 12 layers, as in ViT-B: n problems for the row that is read, after each layer."""
-    with pytest.warns(CostWarning, match=r"2,364 max-flow problems .* 2,561 nodes and 465,708 edges, .* 99 s"):
+    """197 patches in 12 layers, as in ViT-B: n problems for one row, after each layer from the third on."""
+    with pytest.warns(CostWarning, match=r"1,970 max-flow problems .* 2,169 nodes and 388,484 edges, .* 47 s"):
         Flow(frame=frame(197, 12))
-    with pytest.warns(CostWarning, match=r"38,809 max-flow problems .* 50 min"):
+    with pytest.warns(CostWarning, match=r"38,809 max-flow problems .* 28 min"):
         Flow(frame=frame(197, 12, rows=197))
 
 

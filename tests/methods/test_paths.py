@@ -100,6 +100,16 @@ class TestAuthors:
             assert e.target["index"] == index
             assert twins.gap(e.scores[1:], theirs("vit", case, which, "mae", name)[0]) < parity.VIT, name
 
+    def test_perception_alone_of_averaged_patches(self, case: str, which: str) -> None:
+        if not parity.ORIGINALS.is_dir():
+            pytest.skip(f"{parity.ORIGINALS} is absent: these figures are there alone")
+        known = np.load(parity.ORIGINALS / "vit_beyond" / "cases_softmax32.npz")
+        pixels = {"pixel_values": torch.as_tensor(known[f"{case}/pixel_values"])}
+        for name, method in (("ours", "beyond-intuition-head"), ("ours_c", "beyond-intuition-token")):
+            target = int(known[f"{case}/{which}/mae/target"])
+            e = averaging().explain(pixels, Method(method, feedback="none"), target=target, layers=(0, None))
+            assert twins.gap(e.scores[1:], known[f"{case}/{which}/mae/{name}_ssl_start1"][0]) < parity.VIT
+
     def test_generic_on_a_vit(self, case: str, which: str) -> None:
         e = parity.vit(case, which, "generic", profile="mm_vit")
         assert np.isnan(e.scores[0])

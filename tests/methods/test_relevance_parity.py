@@ -42,6 +42,14 @@ def test_copies_are_the_originals() -> None:
             np.testing.assert_array_equal(copied, np.load(ORIGINALS / folder / f"{file}.npz")[inside], err_msg=key)
 
 
+@cache
+def originals(folder: str, file: str) -> dict[str, np.ndarray]:
+    if not ORIGINALS.is_dir():
+        pytest.skip(f"{ORIGINALS} is absent: these figures of {folder} are there alone")
+    with np.load(ORIGINALS / folder / f"{file}.npz") as known:
+        return {name: known[name] for name in known.files}
+
+
 def bert_inputs(case: str) -> dict[str, Tensor]:
     names = ("input_ids", "attention_mask")
     return {name: torch.as_tensor(arrays("bert")[f"bert_chefer/cases/{case}/{name}"]) for name in names}
@@ -184,6 +192,19 @@ class TestViT:
         assert twins.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < within
 
 
+@pytest.mark.parametrize(("case", "which"), CASES)
+@pytest.mark.parametrize("rules", ["ours", "orig"])
+@pytest.mark.parametrize(("name", "layers"), [("last_layer", (-1, None)), ("second_layer", (1, 2))])
+def test_ablations(case: str, which: str, rules: str, name: str, layers: tuple[int, int | None]) -> None:
+    """Partial LRP times the gradient is Transformer Attribution of one layer by itself."""
+    known = originals("vit_chefer", "cases")
+    pixels, index = torch.as_tensor(known[f"{case}/pixel_values"]), int(known[f"{case}/{which}/target"])
+    method = Method("transformer-attribution", rules=rules, layers=layers)
+    with Pure():
+        e = explainer("vit").explain({"pixel_values": pixels}, method, target=index)
+    assert twins.gap(e.scores[1:], known[f"{case}/{which}/LRP_{rules}/{name}_ablation"].reshape(-1)) < WITHIN
+
+
 @cache
 def averaging() -> clearhead.Explainer:
     """The same weights under a head that reads the mean of the patches, after the norm: transformerinterp's own."""
@@ -200,16 +221,8 @@ def averaging() -> clearhead.Explainer:
     return clearhead.load(plain, readout="patches")
 
 
-#: Transformer Attribution of one layer by itself, the identity taken off, is what they call an ablation.
+#: Transformer Attribution of one layer by itself is what authors call an ablation.
 OF_THE_LAST = Method("transformer-attribution", repeated=True, layers=(-1, None))
-
-
-@cache
-def of_averaged_patches(file: str) -> dict[str, np.ndarray]:
-    if not ORIGINALS.is_dir():
-        pytest.skip(f"{ORIGINALS} is absent: what transformerinterp says of averaged patches is there alone")
-    with np.load(ORIGINALS / "vit_beyond" / f"{file}.npz") as known:
-        return {name: known[name] for name in known.files if "LRP_ours" in name or "norm_then_meanpool" in name}
 
 
 @pytest.mark.parametrize(("case", "which"), CASES)
@@ -217,7 +230,7 @@ class TestAveragedPatches:
     """transformerinterp's MAE, where each patch gets all the relevance of their mean."""
 
     def theirs(self, file: str, case: str, which: str, name: str) -> np.ndarray:
-        return of_averaged_patches(file)[f"{case}/{which}/mae/LRP_ours/{name}"].reshape(-1)
+        return originals("vit_beyond", file)[f"{case}/{which}/mae/LRP_ours/{name}"].reshape(-1)
 
     @pytest.mark.parametrize(("file", "within"), SOFTMAX)
     @pytest.mark.parametrize(

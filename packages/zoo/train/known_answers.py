@@ -31,8 +31,7 @@ HEAD = """# Which methods find the known reason?
 Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
 default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
-ranking. "–": the method does not apply; why not is said by `ex.methods()` (`flow` on `pets-hans` does, and was left
-out: it takes hours).
+ranking. "–": the method does not apply; why not is said by `ex.methods()`.
 
 Made by `make known-answers`.
 """

@@ -6,6 +6,12 @@ in the graph of (L + 1) · n nodes whose edge from (l, i) to (l − 1, j) can ca
 divided by their sums, as in rollout. `per_layer[l]` is the same read-out taken after layer l. Each F_pj is a problem of
 its own, solved exactly by igraph (push–relabel): n of them for each row that is read and each layer after which it is
 read (all rows at once are read after the last layer alone). What would take long is said before it begins.
+
+Where most rows are read after every layer (a mean of units), many problems need no solving: flows may be mixed, so that
+
+    Σ_k Ã_L[p, k] F′_kj  ≤  F_pj  ≤  min(1, Σ_i Ã_1[i, j]),     F′: after one layer less
+
+and where the two ends meet, that is the answer.
 """
 
 import warnings
@@ -18,8 +24,10 @@ from clearhead.errors import CostWarning
 from clearhead.methods.base import Fold, Scores, register
 from clearhead.recording.tape import Call, Tape
 
-#: Edges that igraph goes through in a second, all problems together (measured: 6 million), and seconds worth a word.
-SPEED, PATIENCE = 6_000_000, 30
+#: Edges that igraph goes through in a second, all problems together (measured: 9 million), and seconds worth a word.
+SPEED, PATIENCE = 9_000_000, 30
+#: What two ends that meet may be apart.
+ROUNDING = 1e-12
 
 
 @register(
@@ -42,14 +50,15 @@ class Flow(Fold):
         rows = (self.frame.readout != 0).any(1).sum(-1).tolist()
         deep = len(self.frame.layers)
         read = range(1, deep + 1) if self.frame.readout.shape[1] == 1 else [deep]
-        problems = [count * length * len(read) for count, length in zip(rows, self.frame.lengths.tolist(), strict=True)]
-        edges = [length**2 for length in self.frame.lengths.tolist()]  # of one layer
-        work = sum(count * of_layer * sum(read) / len(read) for count, of_layer in zip(problems, edges, strict=True))
+        between = [depth - 2 for depth in read if depth > 2]  # layers of which each edge counts
+        lengths = self.frame.lengths.tolist()
+        problems = [count * length * len(between) for count, length in zip(rows, lengths, strict=True)]
+        work = sum(count * length**3 * sum(between) for count, length in zip(rows, lengths, strict=True))
         if work > PATIENCE * SPEED:
             longest = int(self.frame.lengths.max())
             warnings.warn(
-                f"flow: {sum(problems):,} max-flow problems in graphs of up to {(deep + 1) * longest:,} nodes and "
-                f"{deep * longest**2:,} edges, which may take {_duration(work / SPEED)}",
+                f"flow: {sum(problems):,} max-flow problems in graphs of up to {(deep - 1) * longest + 2:,} nodes and "
+                f"{(deep - 2) * longest**2 + 2 * longest:,} edges, which may take {_duration(work / SPEED)}",
                 CostWarning,
                 stacklevel=2,
             )
@@ -66,14 +75,20 @@ class Flow(Fold):
         found = torch.zeros(len(readout), len(read), *readout.shape[1:], dtype=torch.float64)
         for i, length in enumerate(self.frame.lengths.tolist()):
             weights = readout[i, :, :length].double().cpu()
+            before = None
             for d, depth in enumerate(read):
-                found[i, d, :, :length] = weights @ flow(layers[i, :depth, :length, :length], weights.any(0))
+                before = flow(layers[i, :depth, :length, :length], _wanted(weights), before)
+                found[i, d, :, :length] = weights @ _divided(before)
         found = found.to(readout)
         return Scores(found[:, -1], per_layer=found[:, :, 0] if one_row else None)
 
 
-def flow(layers: Float[Tensor, "layer unit unit"], wanted: Float[Tensor, "unit"]) -> Float[Tensor, "unit unit"]:
-    """The wanted rows of F, each divided by its sum; the others are zero."""
+def flow(
+    layers: Float[Tensor, "layer unit unit"],
+    wanted: Float[Tensor, "unit"],
+    before: Float[Tensor, "unit unit"] | None = None,
+) -> Float[Tensor, "unit unit"]:
+    """The wanted rows of F; the others are zero. `before` is what was found after one layer less."""
     first, last, most = layers[0], layers[-1], Between(layers[1:-1]).most if len(layers) > 2 else None
     found = torch.zeros_like(first)
     for p in wanted.nonzero().flatten().tolist():
@@ -82,9 +97,23 @@ def flow(layers: Float[Tensor, "layer unit unit"], wanted: Float[Tensor, "unit"]
         elif most is None:  # what meets at a unit is as much as the less of the two
             found[p] = torch.minimum(last[p, :, None], first).sum(0)
         else:
-            found[p] = torch.tensor([most(last[p], into) for into in first.T], dtype=torch.float64)
-        found[p] /= found[p].sum()
+            found[p] = first.sum(0).clamp(max=last[p].sum())
+            least = torch.zeros_like(found[p]) if before is None else last[p] @ before
+            for j in (found[p] - least > ROUNDING).nonzero().flatten().tolist():
+                found[p, j] = most(last[p], first[:, j])
     return found
+
+
+def _wanted(weights: Float[Tensor, "row unit"]) -> Float[Tensor, "unit"]:
+    """The rows that are read; all, where most are: what is known of all of them saves problems in the next layer."""
+    wanted = weights.any(0)
+    return torch.ones_like(wanted) if 2 * wanted.sum() > len(wanted) else wanted
+
+
+def _divided(rows: Float[Tensor, "unit unit"]) -> Float[Tensor, "unit unit"]:
+    """Each row divided by its sum, but for rows of nothing."""
+    sums = rows.sum(-1, keepdim=True)
+    return rows / torch.where(sums == 0, 1.0, sums)
 
 
 class Between:

@@ -74,7 +74,8 @@ class LayerConductance(PathFold):
         if point.along not in self.ways:
             return
         seen = self.waiting[call.layer]
-        seen[point.along] = (call.hidden_state, call.hidden_state_gradient)
+        # copies: a view of one point would keep all that ran with it
+        seen[point.along] = (call.hidden_state.clone(), call.hidden_state_gradient.clone())
         place = self.ways.index(point.along)
         for near in (place - 1, place):  # the stretches that begin and end here
             ends = [seen.get(along) for along in self.ways[near : near + 2]] if near >= 0 else []
