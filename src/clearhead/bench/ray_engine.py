@@ -2,10 +2,10 @@
 
 Without an address a cluster of this machine is started, and stopped at the end; with one (`auto`, `HOST:PORT`,
 `ray://HOST:PORT`) the run joins that cluster, whose machines must have clearhead, the model and the data under the same
-names. Actors by themselves, not Ray Data: a chunk goes in as a few numbers and comes out as a few rows, so there is
-nothing for its blocks to stream, and it would need pandas. An actor takes one chunk at a time. One that dies is started again and its chunk is measured again, on another
+names. An actor takes one chunk at a time. One that dies is started again and its chunk is measured again, on another
 machine if its own is gone; what it had finished is stored already. Chunks are fixed by the plan, so the store is that
-of any other engine.
+of any other engine. These are actors by themselves, not Ray Data's: a chunk goes in as a few numbers and comes out as a
+few rows, which leaves nothing to stream in blocks, and Ray Data needs pandas.
 """
 
 import os
