@@ -36,7 +36,7 @@ from clearhead.methods.base import REGISTRY
 ROWS = Path("build/leaderboard")
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
-LONG = "left out: a max-flow problem for each of 145 units from each of 145 rows takes an hour an example"
+LONG = "left out: a max-flow problem for each of 145 units from each of 145 rows takes half an hour an example"
 FLOW = ("flow",)
 #: Methods of which one explanation takes about as many passes as there are units, or more.
 MANY = ("flow", "kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
