@@ -344,9 +344,9 @@ def _cost(found: Mapping[str, Any]) -> str:
         "",
         f"`benchmarks/perturbation.py`: {last['pictures']} pictures of pets, {len(found['methods'])} methods (controls "
         f"among them), {len(found['fractions'])} fractions, both directions, on {machine['device']} "
-        f"(torch {machine['torch']}). {ours['judged']:,} altered pictures went through `zoo:pets`, each of the "
-        f"{ours['distinct']:,} distinct ones once, and {ours['explained']:,} to be explained, by all methods in the "
-        f"same pass: {last['seconds']:,.0f} s. Memory after so many pictures:",
+        f"({machine['dtype']}, torch {machine['torch']}). {ours['judged']:,} altered pictures went through `zoo:pets`, "
+        f"each of the {ours['distinct']:,} distinct ones once, and {ours['explained']:,} to be explained, by all "
+        f"methods in the same pass: {last['seconds']:,.0f} s. Memory after so many pictures:",
         "",
         "| pictures | seconds | MiB | most on the GPU, MiB |",
         "| --- | --- | --- | --- |",

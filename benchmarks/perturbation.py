@@ -47,6 +47,8 @@ METHODS = ("generic", "grad-sam", "attention-x-gradient", "attention-gradcam", "
 ALL = (*METHODS, *CONTROLS)
 FRACTIONS = tuple(tenth / 10 for tenth in range(1, 11))
 DIRECTIONS = ("positive", "negative")
+#: As stored, a GPU would take float16.
+DTYPE = "float32"
 #: What the authors' second program sends through the model at a time.
 BATCH = 16
 
@@ -182,7 +184,7 @@ WAYS = {"clearhead": our_way, "the authors' way": authors_way}
 def go(way: str, asked: argparse.Namespace, out: Path) -> None:
     """One way, in this process."""
     torch.set_num_threads(asked.threads)
-    ex = clearhead.load("zoo:pets", device=asked.device, dtype="float32")  # as stored, a GPU would take float16
+    ex = clearhead.load("zoo:pets", device=asked.device, dtype=DTYPE)
     given = pictures(asked.pictures, asked.data)
     ex.methods(), ex.explain(given[0].input, method=list(METHODS))  # what is done once for a model is no side's cost
     before = resident()
@@ -214,7 +216,7 @@ def in_a_process(way: str, asked: argparse.Namespace, count: int, folder: Path) 
 
 def machine(asked: argparse.Namespace) -> dict[str, Any]:
     device = torch.cuda.get_device_name() if "cuda" in asked.device else platform.processor() or platform.machine()
-    found = {"device": device, "threads": asked.threads, "python": platform.python_version()}
+    found = {"device": device, "threads": asked.threads, "dtype": DTYPE, "python": platform.python_version()}
     return found | {"torch": torch.__version__, "transformers": transformers.__version__}
 
 

@@ -37,19 +37,23 @@ def shards(out: str) -> int:
     return len(list(Path(out, "shards").glob("*.parquet")))
 
 
+def chunks_for(times: int) -> int:
+    """So many that no child is done before it is killed: none gets further than five shards."""
+    return 6 + 5 * times
+
+
 def killed(out: str, times: int, chunks: int) -> list[int]:
-    """How many shards were there at each kill; fewer kills where a child was done before."""
+    """How many shards were there at each kill."""
     there: list[int] = []
     for _ in range(times):
         before, child = shards(out), started(out, chunks)
         while shards(out) == before and os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.002)
-        time.sleep(random.uniform(0, 0.1))
-        try:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        except (ProcessLookupError, ChildProcessError):
-            break
+        moment = time.monotonic() + random.uniform(0, 0.1)
+        while time.monotonic() < moment and shards(out) < before + 4:
+            time.sleep(0.001)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         there.append(shards(out))
     return there
 
@@ -57,7 +61,7 @@ def killed(out: str, times: int, chunks: int) -> list[int]:
 if __name__ == "__main__":
     folder, times = sys.argv[1], int(sys.argv[2])
     random.seed(times)
-    chunks = 6 + 4 * times
+    chunks = chunks_for(times)
     for name, kills in (("whole", 0), ("killed", times)):
         there = killed(f"{folder}/{name}", kills, chunks)
         _, status = os.waitpid(started(f"{folder}/{name}", chunks), 0)

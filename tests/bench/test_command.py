@@ -46,6 +46,12 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
 
 
+def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
+    more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
+    code, out, _ = bench(*command(tmp_path / "run", *more))
+    assert code == 0 and "text/mask/positive and text/pad/positive put methods in one order: Kendall's tau-b " in out
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

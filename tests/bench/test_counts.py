@@ -1,7 +1,9 @@
 """Pictures × 10 fractions × 6 methods × both directions: each distinct altered picture goes through the model once."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from clearhead.bench.data import DataSet, Example
 from clearhead.bench.planning import Job
 from clearhead.bench.protocol import ranking
 from clearhead.bench.running import Run
+from clearhead.explanation import Explanation
 from clearhead.methods.base import Method
 from tests.models import explainer, inputs
 
@@ -62,6 +65,30 @@ def test_each_distinct_altered_picture_goes_through_the_model_once_and_only_once
     assert len(run.plan) == 2 and set(judged.values()) == {1}
     asked = len(rows) * (1 + (len(METHODS) + len(CONTROLS)) * 2 * 10)
     assert len(judged) < asked - len(rows) * 15  # at 1.0 all sixteen curves meet
+
+
+def test_memory_does_not_grow_with_the_number_of_examples(tmp_path: Path) -> None:
+    """After each chunk as many explanations and as much in tensors are held as before it."""
+    ex = explainer("vit/image")
+    size = np.asarray(inputs("vit/image")[0]).shape
+
+    def row(place: int) -> Example:
+        return Example(str(place), np.random.default_rng(place).integers(1, 255, size, dtype=np.uint8))
+
+    data = DataSet("mine", "all", "CC0", (), lambda: range(8), row)
+    job = Job("a vit", "mine", ("generic", "saliency"), ("perturb-images",), {"perturb-images": {"fills": ("black",)}})
+    held: list[tuple[int, int]] = []
+
+    def note(examples: int) -> None:
+        gc.collect()
+        # by type(): asking some of torch's own objects for their class warns
+        explanations = sum(type(one) is Explanation for one in gc.get_objects())
+        tensors = sum(one.nbytes for one in gc.get_objects() if type(one) is torch.Tensor)
+        held.append((explanations, tensors))
+
+    Run(replace(job, chunk=1), tmp_path / "run", ex, data)(advance=note)
+    # the first note comes before the first chunk; with the first, what is made once for a model may come
+    assert len(held) == 9 and len(set(held[2:])) == 1
 
 
 def passes(monkeypatch: pytest.MonkeyPatch, model: Any, explain: Callable[[], Any]) -> tuple[int, int]:

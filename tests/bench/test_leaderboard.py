@@ -123,7 +123,7 @@ def test_a_method_measured_later_stands_beside_without_a_rank(tables: ModuleType
 def test_what_a_run_costs(tables: ModuleType, tmp_path: Path) -> None:
     notes = [{"pictures": 20 * n, "seconds": 2.0 * n, "mib": 700.0 + n, "cuda mib": 90.0} for n in range(1, 26)]
     found = {
-        "machine": {"device": "GPU", "torch": "2"},
+        "machine": {"device": "GPU", "dtype": "float32", "torch": "2"},
         "methods": ["generic", "random"],
         "fractions": [0.5, 1.0],
         "clearhead": {"judged": 10, "distinct": 10, "explained": 5, "notes": notes},

@@ -94,6 +94,26 @@ def test_the_examples_where_methods_disagree_most_come_first(run: Finished) -> N
     assert ups == pytest.approx([1.0, np.mean([0.0, 0.1, 0.2, 0.3])])
 
 
+def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
+    """Three methods, whose order the second fill turns round for two of them: two of three pairs agree."""
+    curve = named("perturb-text", fills=("mask", "pad"))
+    means = {"text/mask/positive": (0.3, 0.2, 0.1), "text/pad/positive": (0.2, 0.3, 0.1)}
+    rows = [
+        Row("m", "d", f"e{i}", method, "perturb-text", curve.hash, "v", part, {"aopc": mean}, {})
+        for part, own in means.items()
+        for method, mean in zip(("generic", "lime", "random"), own, strict=True)
+        for i in range(3)
+    ]
+    store, methods = Store(tmp_path / "run"), ("generic", "lime", "random")
+    settings = {curve.hash: {"protocol": curve.name, **curve.settings}}
+    store.open({"job": {"model": "a", "data": "b"}, "model": "m", "versions": "v", "settings": settings})
+    store.write(Shard("key", ((curve.hash, methods),), tuple(rows), {}))
+    store.write_table(["key"], {curve.hash: set(methods)})
+    parts = [part for one in Page(page(Finished(tmp_path / "run"))).inputs for part in one["parts"]]
+    table = next(part for part in parts if part["title"].startswith("Do the parts put methods in the same order?"))
+    assert table["rows"] == [["text/mask/positive", "text/pad/positive", "0.333"]]
+
+
 def test_latex_is_escaped_and_balanced(run: Finished) -> None:
     text = latex_text(run)
     assert r"$<$script$>$x$<$/script$>$\_1 & " in text and text.count(r"\begin{tabular}") == text.count(

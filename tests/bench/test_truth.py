@@ -171,3 +171,12 @@ def test_a_task_that_is_not_known() -> None:
         read("known", task="logik")
     with pytest.raises(InputError, match="held-out"):
         read("known", split="train")
+
+
+def test_long_lists_are_for_the_model_of_4096_tokens() -> None:
+    pytest.importorskip("clearhead_zoo")
+    for one in read("known", task="recall-4k", count=3):
+        words = one.input.split()
+        assert 2 * 256 < len(words) <= 4096 - 1 and isinstance(one.evidence, tuple)
+        (key, value), *_ = one.evidence
+        assert one.input[key.start : key.stop] == words[-2] and one.input[value.start : value.stop] == one.answer

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.bench.explaining import CONTROLS, method_of
 from clearhead.bench.reading_back import Finished, Section, Table
 from clearhead.bench.statistics import Interval, differences, ranks
-from clearhead.bench.tables import Column, ordered
+from clearhead.bench.tables import Column, agreement_of_parts, ordered
 from clearhead.errors import ClearheadError
 from clearhead.explanation import plain
 from clearhead.methods import REGISTRY
@@ -40,6 +40,7 @@ def _section(run: Finished, section: Section) -> Document:
     parts = [
         *(_ranking(f"{table.figure}, {table.better} is better", table) for table in shown),
         *(_ranking(f"{table.figure}, only examples predicted correctly", table) for table in on_correct),
+        *_agreement(shown),
         *_overall(section),
         *_curves(section),
         *_disputes(section),
@@ -64,6 +65,16 @@ def _ranking(title: str, table: Table) -> Document:
     columns = [f"{name(column.name)} ({_counted(column)})" for column in table.columns]
     ends = [_ends(own.values()) for own in intervals]
     return view("ranking", title=name(title), columns=columns, ends=plain(ends), rows=rows)
+
+
+def _agreement(shown: Sequence[Table]) -> Iterator[Document]:
+    """Whether the verdict depends on the part: on what stood where units were removed, or on the stream."""
+    for table in shown:
+        found = agreement_of_parts(table.columns)
+        if found:
+            rows = [[one, other, _number(tau)] for (one, other), tau in found.items()]
+            title = f"Do the parts put methods in the same order? {table.figure}, {table.better} is better"
+            yield _table(title, ["part", "another", "Kendall’s tau-b of the means"], rows)
 
 
 def _cell(found: Interval | None, rank: Any) -> Document | None:

@@ -4,7 +4,8 @@ Without an address a cluster of this machine is started, and stopped at the end;
 `ray://HOST:PORT`) the run joins that cluster, whose machines must have clearhead, the model and the data under the same
 names. An actor takes one chunk at a time. One that dies is started again and its chunk is measured again, on another
 machine if its own is gone; what it had finished is stored already. Chunks are fixed by the plan, so the store is that
-of any other engine.
+of any other engine. These are actors by themselves, not Ray Data's: a chunk goes in as a few numbers and comes out as a
+few rows, which leaves nothing to stream in blocks, and Ray Data needs pandas.
 """
 
 import os

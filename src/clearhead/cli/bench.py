@@ -176,15 +176,17 @@ def _numbers(path: Path) -> tuple[int, ...]:
 
 
 def _show(run: "Run") -> None:
-    """The headline of each protocol; then what is no mean over examples; then what could not be measured."""
+    """The headline of each protocol, and how far its parts agree; what is no mean over examples; what is missing."""
     from clearhead.bench.reading_back import Section
-    from clearhead.bench.tables import markdown, plain
+    from clearhead.bench.tables import agreement_of_parts, markdown, plain
 
     for settings, (name, protocol) in run.worker.protocols.items():
         section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
         for table in (table for figure in protocol.headline for table in section.tables(figure)):
             shown = markdown(table.columns, table.smaller_is_better)
             print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
+            for (one, other), tau in agreement_of_parts(table.columns).items():
+                print(f"\n{one} and {other} put methods in one order: Kendall's tau-b {tau:.2f}")
         for part, by_method in section.overall().items():
             print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
     for what, why in sorted(run.refused().items()):

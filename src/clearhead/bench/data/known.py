@@ -67,8 +67,8 @@ def _logic(one: Any) -> Example:
     return Example(one.id, one.text, label, sets, _characters(one, one.question), target=one.label)
 
 
-def _recall_rows(count: int, seed: int) -> Sequence[Any]:
-    return _task("recall").examples(count, seed, pairs=(4, 32))
+def _recall_rows(least: int, most: int, count: int, seed: int) -> Sequence[Any]:
+    return _task("recall").examples(count, seed, pairs=(least, most))
 
 
 def _recall(one: Any) -> Example:
@@ -144,7 +144,8 @@ def _hans(one: Any) -> Example:
 
 _MAKERS: dict[str, tuple[Callable[..., Sequence[Any]], Callable[[Any], Example], Callable[[], tuple[str, ...]]]] = {
     "logic": (_logic_rows, _logic, lambda: _task("logic").LABELS),
-    "recall": (_recall_rows, _recall, lambda: tuple(_task("recall").values())),
+    "recall": (partial(_recall_rows, 4, 32), _recall, lambda: tuple(_task("recall").values())),
+    "recall-4k": (partial(_recall_rows, 256, 2046), _recall, lambda: tuple(_task("recall").values())),
     "spell": (_spell_rows, _spell, lambda: _task("spell").PHONEMES),
     "shapes-vqa": (partial(_shapes_rows, 64), _shapes_vqa, lambda: _task("shapes").ANSWERS),
     "shapes-vilt": (partial(_shapes_rows, 64), _shapes_vilt, lambda: _task("shapes").ANSWERS),
