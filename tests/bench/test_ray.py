@@ -1,6 +1,7 @@
 """The engine `ray`: a real cluster of two workers on this machine, one of which is killed in the middle."""
 
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -8,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from clearhead.bench.engines import engine
-from clearhead.bench.planning import Job
+from clearhead.bench.planning import Job, Task
+from clearhead.bench.ray_engine import RETRIES, Keeper, Tries
 from clearhead.bench.running import Run
 from clearhead.bench.working import Worker
-from clearhead.errors import InputError
+from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 
 pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray")
 
 JOB = Job("zoo:logic", "known:logic", ("saliency",), ("truth", "perturb-text"), {}, limit=24, chunk=2)
+MEASURING = b"ray::MapWorker(Map(Keeper)).submit"
 
 
 def parent(process: int) -> int:
@@ -37,7 +40,9 @@ def measuring() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if (path / "cmdline").read_bytes().startswith(b"ray::Keeper.measure") and is_ours(int(path.name)):
+            if (path / "cmdline").read_bytes().startswith(b"ray::MapWorker(Map(Keeper)).submit") and is_ours(
+                int(path.name)
+            ):
                 found.append(int(path.name))
         except OSError:
             continue  # gone meanwhile
@@ -83,3 +88,11 @@ def test_what_the_engine_refuses() -> None:
     with pytest.raises(InputError, match="an address is for engine='ray'"):
         engine("local", "auto")
     assert list(engine("ray")(Worker(JOB), [], 2, "no-such-host:1")) == []  # nothing to do: no cluster is joined
+
+
+def test_a_chunk_that_kills_its_worker_again_and_again_is_given_up() -> None:
+    task, tries = Task("a-key", (7, 9), ()), Tries()
+    made = [pickle.loads(Keeper(JOB, tries.begin)({"task": pickle.dumps(task)})["made"]) for _ in range(2 + RETRIES)]
+    assert not any(isinstance(one, ClearheadError) for one in made[:-1])
+    with pytest.raises(ClearheadError, match=r"died 4 times over chunk a-key \(2 examples, the first at 7\)"):
+        raise made[-1]

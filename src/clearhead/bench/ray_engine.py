@@ -1,15 +1,17 @@
-"""Engine `ray`: actors that keep the model open, on this machine or on a cluster.
+"""Engine `ray`: Ray Data with actors that keep the model open, on this machine or on a cluster.
 
 Without an address a cluster of this machine is started, and stopped at the end; with one (`auto`, `HOST:PORT`,
 `ray://HOST:PORT`) the run joins that cluster, whose machines must have clearhead, the model and the data under the same
-names. An actor takes one chunk at a time. One that dies is started again and its chunk is measured again, on another
-machine if its own is gone; what it had finished is stored already. Chunks are fixed by the plan, so the store is that
-of any other engine. These are actors by themselves, not Ray Data's: a chunk goes in as a few numbers and comes out as a
-few rows, which leaves nothing to stream in blocks, and Ray Data needs pandas.
+names. The chunks of the plan are the rows of a dataset, one a block, which its actors turn into shards as they come. An
+actor that dies is started again and its chunk is measured again, on another machine if its own is gone; what it had
+finished is stored already. Chunks are fixed by the plan, so the store is that of any other engine.
 """
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,15 +27,43 @@ RETRIES = 3
 #: Shards are small; nothing else goes through Ray's object store.
 OBJECT_STORE = 128 * 2**20
 
+#: A cluster of our own calls nobody, does not stand back behind other programs, and keeps its log to itself.
+OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+
+
+class Tries:
+    """How often each chunk was begun: Ray Data itself would begin one anew for ever."""
+
+    def __init__(self) -> None:
+        self.begun: Counter[str] = Counter()
+
+    def begin(self, key: str) -> int:
+        self.begun[key] += 1
+        return self.begun[key]
+
 
 class Keeper:
-    """What an actor holds: a worker, and with it the model, opened at the first chunk."""
+    """What an actor holds: a worker, and with it the model, opened at the first chunk.
 
-    def __init__(self, job: Job) -> None:
-        self.worker = Worker(job)
+    What goes wrong comes back in place of a shard: Ray would wrap it, and say it in its own words.
+    """
 
-    def measure(self, task: Task) -> Shard:
-        return self.worker(task)
+    def __init__(self, job: Job, begin: Callable[[str], int]) -> None:
+        self.worker, self.begin = Worker(job), begin
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        task: Task = pickle.loads(row["task"])
+        try:
+            died = self.begin(task.key) - 1
+            if died > RETRIES:
+                raise ClearheadError(
+                    f"the worker died {died} times over chunk {task.key} ({len(task.places)} examples, the first at "
+                    f"{task.places[0]})"
+                )
+            made: Shard | Exception = self.worker(task)
+        except Exception as problem:
+            made = problem
+        return {"made": pickle.dumps(made)}
 
 
 @register("ray")
@@ -43,13 +73,13 @@ def on_ray(worker: Worker, tasks: Sequence[Task], workers: int = 2, address: str
     if not tasks:
         return
     ray = _ray()
-    with cluster(ray, workers, address):
-        yield from _shards(ray, _keepers(ray, worker.job, min(workers, len(tasks))), tasks)
+    with cluster(ray, workers, address), _quiet(ray):
+        yield from _shards(ray, _measured(ray, worker.job, tasks, min(workers, len(tasks))))
 
 
 def _ray() -> Any:
     try:
-        import ray
+        import ray.data
     except ImportError:
         raise InputError("engine='ray' needs Ray: pip install 'clearhead[bench]'") from None
     return ray
@@ -64,7 +94,8 @@ def cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
     quiet = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own calls nobody
+            for name, value in OWN_CLUSTER.items():
+                os.environ.setdefault(name, value)
             ray.init(num_cpus=workers, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
         else:
             ray.init(address=address, **quiet)
@@ -76,38 +107,44 @@ def cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _keepers(ray: Any, job: Job, workers: int) -> list[Any]:
+@contextmanager
+def _quiet(ray: Any) -> Iterator[None]:
+    """Ray Data says nothing of its own: no plan, no bars beside ours."""
+    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, log.level
+    log.setLevel(logging.ERROR)
+    context.enable_progress_bars = False
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        log.setLevel(level)
+
+
+def _measured(ray: Any, job: Job, tasks: Sequence[Task], workers: int) -> Any:
+    """The dataset of what comes of each chunk; nothing is computed before it is read."""
     gpus = ray.cluster_resources().get("GPU", 0)
     wants_gpu = gpus >= 1 and (job.device is None or job.device.startswith("cuda"))
     if wants_gpu:
         # Ray shows an actor its own GPU alone: to each it is the first
         job, workers = replace(job, device="cuda"), min(workers, int(gpus))
-    # of one CPU each, Ray lets them compute on one thread, as the engine `processes` does
-    keeper = ray.remote(Keeper).options(num_cpus=1, num_gpus=int(wants_gpu), max_restarts=-1, max_task_retries=RETRIES)
-    return [keeper.remote(job) for _ in range(workers)]
+    tries = ray.remote(Tries).options(num_cpus=0).remote()
+    rows = ray.data.from_items([{"task": pickle.dumps(task)} for task in tasks], override_num_blocks=len(tasks))
+    return rows.map(  # Ray Data starts actors anew, and chunks with them
+        Keeper,
+        fn_constructor_args=(job, lambda key: ray.get(tries.begin.remote(key))),
+        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
+        num_cpus=1,  # and so Ray lets them compute on one thread, as the engine `processes` does
+        num_gpus=int(wants_gpu),
+    )
 
 
-def _shards(ray: Any, keepers: Sequence[Any], tasks: Sequence[Task]) -> Iterator[Shard]:
-    waiting, busy = iter(tasks), {}
-
-    def give(keeper: Any) -> None:
-        task = next(waiting, None)
-        if task is not None:
-            busy[keeper.measure.remote(task)] = (keeper, task)
-
-    for keeper in keepers:
-        give(keeper)
-    while busy:
-        (done,), _ = ray.wait(list(busy), num_returns=1)
-        keeper, task = busy.pop(done)
-        try:
-            shard: Shard = ray.get(done)
-        except ray.exceptions.RayTaskError as problem:
-            raise problem.cause from problem
-        except ray.exceptions.RayError as problem:
-            raise ClearheadError(
-                f"the worker died {1 + RETRIES} times over chunk {task.key} ({len(task.places)} examples, the first at "
-                f"{task.places[0]}): {problem}"
-            ) from None
-        give(keeper)
-        yield shard
+def _shards(ray: Any, measured: Any) -> Iterator[Shard]:
+    try:
+        for row in measured.iter_rows():
+            made: Shard | Exception = pickle.loads(row["made"])
+            if isinstance(made, Exception):
+                raise made
+            yield made
+    except ray.exceptions.RayError as problem:
+        raise ClearheadError(f"the Ray cluster failed: {problem}") from None
