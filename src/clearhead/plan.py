@@ -1,6 +1,6 @@
 """One batch with its targets: what the recorder is called with, and the coordinates that methods work in."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -16,10 +16,14 @@ from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Me
 from clearhead.recording.recorder import Recorder, Rows
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
+from clearhead.recording.streaming import LEAST_ROWS
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
 from clearhead.recording.tiles import Tiles
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target, values_of
+
+#: How many numbers of a map are folded together where maps are whole (1 MiB in float32).
+CACHED = 2**18
 
 
 class Plan:
@@ -263,6 +267,10 @@ def recorded(
 
     def visit(call: Call) -> None:
         here = gathered(call)
+        for sweep, queries in _cuts(here, sweeps) if tiles is None else ():
+            part = here.of_queries(queries)
+            for reading in readings:
+                reading.tile(part, queries, sweep)
         for reading in readings:
             reading.visit(here)
 
@@ -281,22 +289,38 @@ def recorded(
             reading.fold_sum(call, total.to(device))
 
     tiles = None
+    sweeps = max((reading.sweeps for reading in readings), default=0)
     if plan.streaming is not None:
         tiles = replace(
             plan.streaming,
             fold=fold,
-            sweeps=max((reading.sweeps for reading in readings), default=0),
+            sweeps=sweeps,
             hidden=any(reading.reads_hidden for reading in readings),
             reductions=reductions,
             reduced=reduced,
             ran=set(),
         )
-    tape = recorder.run(
-        plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, tiles=tiles
-    )
+    how = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}
+    kept = not all(reading.streams for reading in readings)
+    tape = recorder.run(plan.batch, plan.value, asks, visit, **how, kept=kept)
     for reading in readings:
         reading.kernel = reading.kernel if tiles is None else tiles.name
     return tape
+
+
+def _cuts(call: Call, sweeps: int) -> Iterator[tuple[int, slice]]:
+    """The queries of each tile of maps that are whole, sweep by sweep: what is made of a tile stays in a CPU's cache.
+
+    None where nothing is gained: what is no tile yet is then one.
+    """
+    maps = call.attention
+    if maps is None or maps.device.type != "cpu" or maps.numel() <= 2 * CACHED:
+        return
+    count = maps.shape[2]
+    size = max(LEAST_ROWS, CACHED * count // maps.numel())
+    for sweep in range(sweeps):
+        for start in range(0, count, size):
+            yield sweep, slice(start, min(start + size, count))
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:

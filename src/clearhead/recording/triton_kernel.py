@@ -1,10 +1,10 @@
 """Streaming attention on a GPU: torch's own kernels forward and for the usual gradients, Triton's for the sums.
 
 Flash attention and cuDNN say the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile, and
-in float32 the memory-efficient kernel does; the one runs that torch would choose. Where none can be used (masks that are
-neither causal nor absent, grouped heads in float32) the output and the gradients are those of the attention that the model runs with, whichever kernel that is, and
-the log-sum-exp is made by a kernel of ours. Our sums are the same bytes each time; gradients are, where torch is told
-to be deterministic.
+in float32 the memory-efficient kernel does; the one runs that torch would choose. Where none can be used (masks that
+are neither causal nor absent, grouped heads in float32) the output and the gradients are those of the attention that
+the model runs with, whichever kernel that is, and the log-sum-exp is made by a kernel of ours. Our sums are the same
+bytes each time; gradients are, where torch is told to be deterministic.
 """
 
 from collections.abc import Sequence

@@ -28,8 +28,10 @@ class Visits:
         asks: Asks,
         visit: Visit,
         tiles: Tiles,
+        kept: bool = True,
     ) -> None:
         self.calls, self.places, self.asks, self.visit, self.tiles = calls, places, asks, visit, tiles
+        self.kept = kept
         self.wanted = [f"{name}_gradient" for name in DIFFERENTIABLE if f"{name}_gradient" in asks]
         self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
         self.left = list(chosen)
@@ -37,6 +39,9 @@ class Visits:
         self.streamed = [call.streamed for call in calls if call.streamed is not None]
         self.swept: set[int] = set()
         self.passed: set[int] = set()  # the streamed calls that the backward pass has come through
+        for place, call in enumerate(calls):
+            if call.memory is not None:
+                call.memory.seen = place not in self.arrived or "attention_gradient" not in self.wanted
         for place in chosen:
             if (streamed := calls[place].streamed) is not None:
                 streamed.arrives = partial(self._reaches, place, streamed)
@@ -145,6 +150,8 @@ class Visits:
             record.output_projection = plain(call.output_projection)
         self.calls[place] = Captured(call.module, call.attention.new_empty(0))  # the maps are free from here on
         self.visit(record)
+        if call.memory is not None and not self.kept:
+            call.memory.seen = True
 
 
 def repeated(tensor: Tensor, count: int) -> Tensor:
