@@ -18,7 +18,7 @@ from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.streaming import LEAST_ROWS
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
-from clearhead.recording.tiles import Tiles
+from clearhead.recording.tiles import Ran, Tiles
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target, values_of
 
@@ -165,7 +165,7 @@ class Reading:
 
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
-        self.kernel = "materialised"
+        self.ran: Ran | None = None  # what streaming passes did for it
         self.heads = {place.module: place.heads for place in tested.places}
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
@@ -230,6 +230,16 @@ class Reading:
     def reads_maps(self, call: Call) -> bool:
         """Whether it wants something of the maps of this call."""
         return bool(self.sweeps) and self.wants(call.query_stream, call.key_stream, call.layer)
+
+    def streamed(self, tiles: Tiles | None) -> None:
+        """A pass was made for it, in tiles or not."""
+        if tiles is not None:
+            self.ran = tiles.ran if self.ran is None else self.ran | tiles.ran
+
+    @property
+    def kernel(self) -> str:
+        """What the certificate says."""
+        return "materialised" if self.ran is None else self.ran.name
 
     def wanted_sum(self, call: Call) -> Reduce | None:
         """The sum of the maps that is enough, if one is."""
@@ -298,13 +308,13 @@ def recorded(
             hidden=any(reading.reads_hidden for reading in readings),
             reductions=reductions,
             reduced=reduced,
-            ran=set(),
+            ran=Ran(),
         )
     how = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}
     kept = not all(reading.streams for reading in readings)
     tape = recorder.run(plan.batch, plan.value, asks, visit, **how, kept=kept)
     for reading in readings:
-        reading.kernel = reading.kernel if tiles is None else tiles.name
+        reading.streamed(tiles)
     return tape
 
 

@@ -299,6 +299,8 @@ def _again(model: nn.Module, implementation: str, listener: Listener) -> Iterato
     outer: Listener | None = getattr(_active, "listener", None)
     with attention_implementation(model, implementation):
         _active.listener, listener.again = listener, True
+        if listener.tiles is not None:
+            listener.tiles.ran.twice = True
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from clearhead.recording.interface import Captured
 from clearhead.recording.self_test import Place
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
-from clearhead.recording.tiles import Tiles
+from clearhead.recording.tiles import TORCH, Tiles
 
 Visit = Callable[[Call], None]
 
@@ -114,8 +114,11 @@ class Visits:
         self.swept.add(place)
         made = streamed.sums(gradient, self.tiles.reductions(record), self.targets, backward)
         if made is not None:
+            assert streamed.kernel is not None
+            self.tiles.ran.maps |= {streamed.kernel.name} if made[1] else set()
             self.tiles.reduced(record, made[1])
             return made[0]
+        self.tiles.ran.maps |= {TORCH} if self.tiles.sweeps else set()
         found = None
         for number in range(self.tiles.sweeps):
             first = streamed.sweep(gradient, partial(self._fold, place, number), backward and not number)
