@@ -67,7 +67,7 @@ class Prefix:
 
     def _run(self, batch: dict[str, Any]) -> Any:
         with self.subject.scope():
-            return self.subject.model(**batch)
+            return self.subject.unrecorded(**batch)
 
     def _extend(self, length: int) -> None:
         """Keys and values of so many words: each word goes through the model once."""

@@ -50,7 +50,7 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
 
 def _output(subject: Subject, batch: dict[str, Any]) -> Any:
     with subject.scope():
-        return subject.model(**batch)
+        return subject.unrecorded(**batch)
 
 
 class _Played:
