@@ -121,6 +121,9 @@ class Plan:
         if self.subject.regression and scale in ("probability", "log-odds"):
             raise InputError(f"the model measures and has no classes, so no {scale}: use scale='logit'")
         assert self.scores is not None
+        if any(type(self.targets[i]).value is not Target.value for i in places):  # a kind of target with its own rule
+            rows = self.scores.unbind()  # the gradient of a row taken by its number would be a whole tensor of zeros
+            return torch.stack([self.targets[i].value(rows[i], self.subject) for i in places])
         here = self.scores.detach().cpu()
         classes = [self.targets[i].classes(here[i], self.subject) for i in places]
         some = self.scores if len(places) == len(self.scores) else self.scores[list(places)]
