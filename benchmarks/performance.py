@@ -197,6 +197,17 @@ def explained(ex: Any, ids: Tensor, method: Any = "generic", **how: Any) -> Any:
     return ex.explain({"input_ids": ids}, method, batch_size=len(ids), **how)
 
 
+def others(model: Any, ids: Tensor, tokens: int) -> dict[str, Run]:
+    """Other libraries, where they are installed and can do so many tokens."""
+    runs: dict[str, Run] = {}
+    for name, (package, limit, way) in OTHERS.items():
+        if not installed(package):
+            print(f"{name}: left out, since {package} is not installed", flush=True)
+        elif tokens <= limit:
+            runs[name] = partial(way, model, ids)
+    return runs
+
+
 def short(bench: Bench, quick: bool) -> None:
     model = bert(bench.device, 2 if quick else 12)
     ex = clearhead.load(model)
@@ -211,11 +222,7 @@ def short(bench: Bench, quick: bool) -> None:
         if tokens == 512 and bench.device == "cpu":
             bars = dict(zip(list(runs)[1:], (1.1 if batch == 1 else 1.15, 1.4), strict=True))
         if batch == 1 and not quick:
-            runs |= {
-                name: partial(way, model, ids)
-                for name, (package, limit, way) in OTHERS.items()
-                if installed(package) and tokens <= limit
-            }
+            runs |= others(model, ids, tokens)
         bench.compare("short", {"model": "BERT-base", "tokens": tokens, "batch": batch}, runs, bars)
 
 
@@ -246,11 +253,7 @@ def length(bench: Bench, quick: bool) -> None:
         runs["clearhead generic"] = partial(explained, ex, ids)
         if tokens <= (8192 if large else 2048):
             runs["reference"] = partial(reference, model, ids)
-        runs |= {
-            name: partial(way, model, ids)
-            for name, (package, limit, way) in OTHERS.items()
-            if installed(package) and tokens <= min(limit, 2048)
-        }
+        runs |= others(model, ids, tokens) if tokens <= 2048 else {}
         bars = {"clearhead generic": 1.35} if tokens == 131_072 else {}
         name = "Llama-3.2-1B" if large and not quick else "small Llama"
         about = {"model": name, "tokens": tokens, "batch": 1}

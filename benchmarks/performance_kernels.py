@@ -92,7 +92,7 @@ def sums(call: Rebuilt, of: Any, brief: bool) -> Iterator[tuple[str, Tensor, Ten
     one, many = torch.rand(batch, queries, device=DEVICE), torch.rand(batch, 3, queries, device=DEVICE)
     yield "row push", call.over_queries(one, of), torch.einsum("bi,bhij->bhj", one.double(), cells)
     if not brief:
-        yield "row sums", call.over_keys(None, of), cells.sum(-1)
+        yield "row sums", call.over_keys(of), cells.sum(-1)
         yield "heads joined", call.joined(many, of, clamp=True), many.double() @ cells.mean(1).clamp(min=0)
     if of == "product":
         signed = torch.randn(batch, queries, device=DEVICE)
@@ -169,7 +169,7 @@ def timings(add: Callable[[dict[str, Any]], None], sweep: bool) -> None:
                 here = replace(call, blocks=blocks)
                 runs: dict[str, Callable[[], Any]] = {"row push": partial(here.over_queries, one, "positive")}
                 if name == "chosen":
-                    runs["row sums"] = partial(here.over_keys, None, "positive")
+                    runs["row sums"] = partial(here.over_keys, "positive")
                 if name == "chosen" and tokens == 8192:
                     many = torch.rand(1, 16, tokens, device="cuda")
                     runs["row push, signed"] = partial(here.over_queries, one - 0.1, "positive")

@@ -106,8 +106,31 @@ def shap_partition(model: Any, ids: Tensor, evaluations: int = 500) -> Tensor:
     return torch.as_tensor(explainer(ids.cpu().numpy(), max_evals=evaluations, silent=True).values)
 
 
+def inseq_saliency(model: Any, ids: Tensor) -> Tensor | None:
+    """inseq's saliency of the next word. It wants a tokenizer: one that calls each id by its number."""
+    import inseq
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if not type(model).__name__.endswith("ForCausalLM"):
+        raise NotImplementedError("inseq explains models that generate, and this one has classes")
+    words = {str(i): i for i in range(model.config.vocab_size)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "0", "pad_token": "0", "bos_token": "1", "eos_token": "2"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    explainer = inseq.load_model(model, "saliency", tokenizer=tokenizer)
+    prompts = [" ".join(map(str, one)) for one in ids.tolist()]
+    with torch.no_grad():
+        following = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1].argmax(-1).tolist()
+    whole = [f"{prompt} {word}" for prompt, word in zip(prompts, following, strict=True)]
+    explainer.attribute(prompts, whole, show_progress=False)
+    return None
+
+
 #: Other libraries, the package that each needs, and from which length on it is left out.
 OTHERS: dict[str, tuple[str, int, Way]] = {
     "captum integrated gradients, 20 steps": ("captum", 8192, captum_gradients),
     "shap partition, 500 evaluations": ("shap", 256, shap_partition),
+    "inseq saliency, one word": ("inseq", 2048, inseq_saliency),
 }

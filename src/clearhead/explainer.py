@@ -387,18 +387,31 @@ class Explainer:
         streaming: Tiles | None,
         rows: int | None,
     ) -> list[Pass]:
-        """So many targets at a time as there is room for; one at a time where a streaming pass can do no more."""
+        """So many targets at a time as there is room for; one at a time where a streaming pass can do no more.
+
+        Where one method needs whole maps, there must be room for those of all targets.
+        """
+        maps = streaming is None or not self._all_stream(samples, steps, request, tested)
         if streaming is not None:
             units = sum(max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes)
             # layers that are computed again are so for one target at a time
             most = len(samples) * (1 if streaming.checkpoint else max(1, UNITS // (units * len(samples))))
             rows = most if rows is None else min(rows, most)
         try:
-            chunks = self._chunks(steps, samples, tested, rows, streaming is not None)
+            chunks = self._chunks(steps, samples, tested, rows, maps)
             return [self._pass(samples, part, request, tested, streaming) for part in chunks]
         except Unbatched:
-            chunks = self._chunks(steps, samples, tested, len(samples), streaming is not None)
+            chunks = self._chunks(steps, samples, tested, len(samples), maps)
             return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+
+    def _all_stream(
+        self, samples: list[Sample], steps: Sequence[Sequence[Target]], request: Request, tested: SelfTest
+    ) -> bool:
+        """Whether no method needs whole maps, with its options; that matters where there are several targets."""
+        if all(len(own) == 1 for own in steps):
+            return True
+        first = Plan(self.subject, samples[:1], [[steps[0][0]]])
+        return all(Reading(method, first, tested).streams for method in request.methods)
 
     def _pass(
         self,
@@ -423,13 +436,13 @@ class Explainer:
         samples: Sequence[Sample],
         tested: SelfTest,
         rows: int | None,
-        streaming: bool = False,
+        maps: bool,
     ) -> Iterator[list[list[Target]]]:
         """The targets of each sample, so many at a time that their gradients fit into memory together."""
         most = max(len(own) for own in steps)
         widest = {stream: max(len(sample.axes[stream]) for sample in samples) for stream in samples[0].axes}
         cells = sum(widest[place.query_stream] * widest[place.key_stream] * place.heads for place in tested.places)
-        room = most if streaming else max(1, TOGETHER // max(1, cells * len(samples)))
+        room = max(1, TOGETHER // max(1, cells * len(samples))) if maps else most
         room = room if rows is None else max(1, min(room, rows // len(samples)))
         size = min(room, self.subject.together(samples) or most)
         for start in range(0, most, size):

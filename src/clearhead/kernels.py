@@ -14,15 +14,17 @@ from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
-from clearhead.recording.tiles import Kernel, Tiles
+from clearhead.recording.tiles import Kernel, Ran, Tiles
 from clearhead.subjects.base import Sample
 
 #: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.
 KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
-#: The same where a kernel makes sums of maps at once, and all methods are content with sums.
-SUMS_FROM = 256
+#: The same where a kernel makes sums of maps at once, and all methods are content with sums; and so many units of a
+#: batch together (one input of 512 is faster with whole maps on an H200, eight are not).
+SUMS_FROM = 512
+SUMS_FROM_TOGETHER = 4096
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
 #: longer, but memory of one layer in place of all.
 CHECKPOINT_FROM = 16384
@@ -52,8 +54,9 @@ def streams(
     A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for.
     """
     length, fastest = longest(samples), _kernel(recorder, tried, kernel)
-    limit = SUMS_FROM if fastest is not None and all(map(_streams, methods)) else LIMIT
-    if kernel == "materialised" or (kernel is None and length <= limit):
+    sums = fastest is not None and all(map(_streams, methods))
+    many = sums and (length > SUMS_FROM or length * len(samples) >= SUMS_FROM_TOGETHER)
+    if kernel == "materialised" or (kernel is None and length <= LIMIT and not many):
         return None
     twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
     tiles = Tiles(rows=recorder.tile_rows, kernel=fastest, checkpoint=twice)
@@ -120,7 +123,7 @@ def rows_reached(recorder: Recorder, plan: Plan, place: int) -> set[int]:
     tiles = None
     if plan.streaming is not None:
         rows = [Reduce("positive"), Reduce("product")]
-        tiles = replace(plan.streaming, fold=fold, reductions=lambda call: rows, reduced=reduced, ran=set())
+        tiles = replace(plan.streaming, fold=fold, reductions=lambda call: rows, reduced=reduced, ran=Ran())
     how = {"leaves": plan.leaves, "places": range(place, place + 1), "tiles": tiles}
     tape = recorder.record(plan.batch, plan.value, ("attention_gradient",), **how)
     if tiles is None:

@@ -33,6 +33,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    compiled: bool = False,
 ) -> Explainer:
     """An `Explainer` for a zoo model ("zoo:sentiment"), a folder, a hub name, a model, (model, processor), a pipeline.
 
@@ -44,6 +45,9 @@ def load(
     task: "similarity" for a bare text encoder that tells how alike two texts are (readout= says how it is pooled)
     detector: finds the regions of a picture, for models that read regions (LXMERT, VisualBERT): a function from a PIL
     picture to features (region × feature) and boxes (region × 4: left, top, right, bottom, in pixels or as fractions)
+    compiled: whether passes that nobody records (those of shap, kernel-shap, lime and occlusion) go through
+    torch.compile, which takes a while the first time; recorded passes never do, since hooks, and attention that is
+    listened to, are Python in the middle of the model
     """
     place = None if device is None else _as_device(device)
     kind = None if dtype in (None, "auto") else _as_dtype(dtype)
@@ -70,6 +74,7 @@ def load(
         subject = subject_for(model, processor, readout, called, detector, task)
     if detector is not None and "regions" not in subject.takes:
         raise InputError(f"{subject.name} takes {' and '.join(subject.takes)}, no regions: a detector is of no use")
+    subject.compiled = compiled
     return Explainer(subject)
 
 

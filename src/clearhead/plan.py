@@ -1,6 +1,6 @@
 """One batch with its targets: what the recorder is called with, and the coordinates that methods work in."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -16,10 +16,14 @@ from clearhead.methods.base import ACROSS, REGISTRY, AcrossFold, Fold, Frame, Me
 from clearhead.recording.recorder import Recorder, Rows
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.self_test import SelfTest
+from clearhead.recording.streaming import LEAST_ROWS
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, Tape
-from clearhead.recording.tiles import Tiles
+from clearhead.recording.tiles import Ran, Tiles
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target, values_of
+
+#: How many numbers of a map are folded together where maps are whole (1 MiB in float32).
+CACHED = 2**18
 
 
 class Plan:
@@ -117,6 +121,9 @@ class Plan:
         if self.subject.regression and scale in ("probability", "log-odds"):
             raise InputError(f"the model measures and has no classes, so no {scale}: use scale='logit'")
         assert self.scores is not None
+        if any(type(self.targets[i]).value is not Target.value for i in places):  # a kind of target with its own rule
+            rows = self.scores.unbind()  # the gradient of a row taken by its number would be a whole tensor of zeros
+            return torch.stack([self.targets[i].value(rows[i], self.subject) for i in places])
         here = self.scores.detach().cpu()
         classes = [self.targets[i].classes(here[i], self.subject) for i in places]
         some = self.scores if len(places) == len(self.scores) else self.scores[list(places)]
@@ -161,7 +168,7 @@ class Reading:
 
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
-        self.kernel = "materialised"
+        self.ran: Ran | None = None  # what streaming passes did for it
         self.heads = {place.module: place.heads for place in tested.places}
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
@@ -234,6 +241,16 @@ class Reading:
         """Whether it wants something of the maps of this call."""
         return bool(self.sweeps) and self.wants(call.query_stream, call.key_stream, call.layer)
 
+    def streamed(self, tiles: Tiles | None) -> None:
+        """A pass was made for it, in tiles or not."""
+        if tiles is not None:
+            self.ran = tiles.ran if self.ran is None else self.ran | tiles.ran
+
+    @property
+    def kernel(self) -> str:
+        """What the certificate says."""
+        return "materialised" if self.ran is None else self.ran.name
+
     def wanted_sum(self, call: Call) -> Reduce | None:
         """The sum of the maps that is enough, if one is."""
         fold = self._fold_of(call)
@@ -270,6 +287,10 @@ def recorded(
 
     def visit(call: Call) -> None:
         here = gathered(call)
+        for sweep, queries in _cuts(here, sweeps) if tiles is None else ():
+            part = here.of_queries(queries)
+            for reading in readings:
+                reading.tile(part, queries, sweep)
         for reading in readings:
             reading.visit(here)
 
@@ -288,22 +309,38 @@ def recorded(
             reading.fold_sum(call, total.to(device))
 
     tiles = None
+    sweeps = max((reading.sweeps for reading in readings), default=0)
     if plan.streaming is not None:
         tiles = replace(
             plan.streaming,
             fold=fold,
-            sweeps=max((reading.sweeps for reading in readings), default=0),
+            sweeps=sweeps,
             hidden=any(reading.reads_hidden for reading in readings),
             reductions=reductions,
             reduced=reduced,
-            ran=set(),
+            ran=Ran(),
         )
-    tape = recorder.run(
-        plan.batch, plan.value, asks, visit, leaves=plan.leaves, places=places, rows=plan.rows, tiles=tiles
-    )
+    how = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}
+    kept = not all(reading.streams for reading in readings)
+    tape = recorder.run(plan.batch, plan.value, asks, visit, **how, kept=kept)
     for reading in readings:
-        reading.kernel = reading.kernel if tiles is None else tiles.name
+        reading.streamed(tiles)
     return tape
+
+
+def _cuts(call: Call, sweeps: int) -> Iterator[tuple[int, slice]]:
+    """The queries of each tile of maps that are whole, sweep by sweep: what is made of a tile stays in a CPU's cache.
+
+    None where nothing is gained: what is no tile yet is then one.
+    """
+    maps = call.attention
+    if maps is None or maps.device.type != "cpu" or maps.numel() <= 2 * CACHED:
+        return
+    count = maps.shape[2]
+    size = max(LEAST_ROWS, CACHED * count // maps.numel())
+    for sweep in range(sweeps):
+        for start in range(0, count, size):
+            yield sweep, slice(start, min(start + size, count))
 
 
 def _checked(part: Scores, fold: Fold | AcrossFold, stream: str) -> Scores:

@@ -235,13 +235,13 @@ def test_memory_is_one_layers(checkpoint: bool, alive: list[int], monkeypatch: p
     tiles = Tiles(kernel=WholeMaps(), reductions=look, checkpoint=checkpoint)
     recorder("grouped heads", "sdpa", torch.float64).run(batch("grouped heads"), value, ASKS, tiles=tiles)
     assert seen == alive
-    assert tiles.name == "streaming: whole maps" + (", layers computed twice" if checkpoint else "")
+    assert tiles.ran.name == "streaming: whole maps" + (", layers computed twice" if checkpoint else "")
 
 
 def test_what_a_kernel_cannot_make_is_made_of_tiles() -> None:
     tiles = Tiles(kernel=WholeMaps())
     recorder("sinks", "eager", torch.float64).run(batch("sinks"), value, ASKS, tiles=tiles)
-    assert tiles.name == "streaming: torch tiles"
+    assert tiles.ran.name == "streaming: torch tiles"
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 256])

@@ -153,7 +153,7 @@ def test_sums_are_those_of_the_maps(name):
     positive = (attention * gradient).clamp(min=0)
     close(call.over_queries(weights[:, 0], "positive"), torch.einsum("bi,bhij->bhj", weights[:, 0].double(), positive))
     close(call.over_queries(signed, "product"), torch.einsum("bi,bhij->bhj", signed.double(), attention * gradient))
-    close(call.over_keys(None, "positive"), positive.sum(-1))
+    close(call.over_keys("positive"), positive.sum(-1))
     close(call.joined(weights, "attention"), weights.double() @ attention.mean(1))
 
 
@@ -172,7 +172,7 @@ def test_heads_joined_before_the_clamp():
 def test_chosen_heads():
     call = made(heads=4, shared=2, causal=True)
     attention, _ = maps(call)
-    close(call.with_lse().of_heads([3, 0]).over_keys(None, "attention"), attention[:, [3, 0]].sum(-1))
+    close(call.with_lse().of_heads([3, 0]).over_keys("attention"), attention[:, [3, 0]].sum(-1))
 
 
 @here
@@ -195,6 +195,15 @@ def decoder(**more):
     return LlamaForCausalLM(config).eval().to(DEVICE)
 
 
+def windows():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(**shape, num_key_value_heads=2, vocab_size=40, pad_token_id=0, sliding_window=6)
+    return MistralForCausalLM(config).eval().to(DEVICE)
+
+
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -205,8 +214,23 @@ def bert():
 
 @here
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", [decoder, bert])
-def test_explanations_are_those_of_whole_maps(model):
+def test_windows_are_walked_along(monkeypatch):
+    """The kernels are told how far a query looks back, in the place of a mask."""
+    import clearhead
+    from clearhead.recording import triton_kernel
+
+    told = []
+    real = triton_kernel.Rebuilt
+    monkeypatch.setattr(triton_kernel, "Rebuilt", lambda *args, **how: told.append(how) or real(*args, **how))
+    clearhead.load(windows()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
+    assert told[-1] == {"causal": True, "window": 6}
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("model", [decoder, bert, windows])
+def test_explanations_are_those_of_whole_maps(model, padded):
     """Batched and padded, one row and several, sums over queries and over keys, layers computed twice."""
     import clearhead
 
@@ -214,7 +238,8 @@ def test_explanations_are_those_of_whole_maps(model):
     methods = ["generic", "grad-sam", "attention", "rollout", clearhead.Method("grad-sam", received=True)]
     ids = torch.randint(5, 40, (2, 19))
     mask = torch.ones_like(ids)
-    mask[1, 14:] = 0
+    if padded:
+        mask[1, 14:] = 0
     inputs = {"input_ids": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
     found = ex.explain(inputs, methods, kernel="triton", checkpoint=True)
     expected = ex.explain(inputs, methods, kernel="materialised")

@@ -106,13 +106,14 @@ class Scores:
 
     def cpu(self, heads: bool) -> "Scores":
         """The same on the CPU, with the heads' shares or without."""
-        whole = {name: getattr(self, name) for name in ("scores", "per_layer", "base_value")}
-        whole["per_head"] = self.per_head if heads else None
-        named = {name: getattr(self, name) or {} for name in ("factors", "checks")}
         return replace(
             self,
-            **{name: None if part is None else part.cpu() for name, part in whole.items()},
-            **{name: {key: part.cpu() for key, part in parts.items()} or None for name, parts in named.items()},
+            scores=self.scores.cpu(),
+            per_layer=None if self.per_layer is None else self.per_layer.cpu(),
+            per_head=self.per_head.cpu() if heads and self.per_head is not None else None,
+            base_value=None if self.base_value is None else self.base_value.cpu(),
+            factors=None if self.factors is None else {name: part.cpu() for name, part in self.factors.items()},
+            checks=None if self.checks is None else {name: part.cpu() for name, part in self.checks.items()},
         )
 
 

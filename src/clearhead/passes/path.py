@@ -26,6 +26,7 @@ from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import hooks
 from clearhead.recording.self_test import Place, SelfTest
 from clearhead.recording.tape import ALONG_UNITS, Asks, Call, check_asks
+from clearhead.recording.tiles import Ran
 from clearhead.targets import Predicted, Target
 
 #: How many numbers the attention maps of points that are run together may hold, and how many rows a batch of them.
@@ -46,7 +47,7 @@ def from_path(recorder: Recorder, plan: Plan, readings: Sequence[Reading], teste
     tape = recorded(recorder, plan, [r for r in readings if not _of_predicted(r)], tested, asks)
     if others := [r for r in readings if _of_predicted(r)]:
         recorded(recorder, _predicted(plan), others, tested, asks)
-    way = Way(recorder, plan, tape.inputs or {}, tested)
+    way = Way(recorder, plan, tape.inputs or {}, tested, readings)
     tape.inputs = None  # methods are shown the way, and some models cannot say which unit's their pixels are
     wanted: dict[Point, list[PathFold]] = {}
     for reading in readings:
@@ -93,8 +94,15 @@ def _with_gap(reading: Reading, parts: dict[str, Scores], values: Float[Tensor, 
 class Way:
     """One batch, its vectors, and the passes at points of their paths."""
 
-    def __init__(self, recorder: Recorder, plan: Plan, inputs: Mapping[str, Tensor], tested: SelfTest) -> None:
-        self.recorder, self.plan, self.tested = recorder, plan, tested
+    def __init__(
+        self,
+        recorder: Recorder,
+        plan: Plan,
+        inputs: Mapping[str, Tensor],
+        tested: SelfTest,
+        readings: Sequence[Reading],
+    ) -> None:
+        self.recorder, self.plan, self.tested, self.readings = recorder, plan, tested, readings
         self.inputs = {leaf: part.chunk(plan.steps)[0] for leaf, part in inputs.items()}
         self.words = [leaf for leaf in self.inputs if not plan.batch[leaf].is_floating_point()]
         self.baselines = Baselines(plan, self.inputs, self.words, recorder)
@@ -147,7 +155,7 @@ class Way:
 
         tiles = plan.streaming
         if tiles is not None:
-            tiles = replace(tiles, fold=show, sweeps=int(bool(asks & MAPS)), hidden=True, ran=set())
+            tiles = replace(tiles, fold=show, sweeps=int(bool(asks & MAPS)), hidden=True, ran=Ran())
         with scaled_layers(self.recorder, self.tested, factors):
             tape = self.recorder.run(
                 plan.batch,
@@ -161,6 +169,9 @@ class Way:
                 tiles=tiles,
             )
         tape.inputs = None
+        for reading in self.readings:
+            if {id(fold) for fold in _folds(reading)} & {id(fold) for point in points for fold in wanted[point]}:
+                reading.streamed(tiles)
         tape = plan.arranged(tape)
         tape.value = plan.values
         ways = {

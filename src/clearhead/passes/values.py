@@ -18,6 +18,7 @@ from clearhead.errors import InputError
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.games import Game, Perturbation, Play, Shares
 from clearhead.passes.completeness import completeness_gap
+from clearhead.passes.prefixes import Prefix, chunks
 from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest
@@ -36,7 +37,7 @@ def from_values(
 ) -> list[dict[str, Scores]]:
     with recorder.lock, at_rest(recorder.model), torch.no_grad():
         recorder.run(plan.batch, plan.value, (), leaves=plan.leaves)  # what is predicted
-        worth = Worth(plan)
+        worth = Worth(plan, recorder)
         games = [_Played(reading, plan, i) for reading in readings for i in range(len(plan.samples))]
         _play(games, worth)
     size = len(plan.samples)
@@ -49,7 +50,7 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
 
 def _output(subject: Subject, batch: dict[str, Any]) -> Any:
     with subject.scope():
-        return subject.model(**batch)
+        return subject.unrecorded(**batch)
 
 
 class _Played:
@@ -116,7 +117,7 @@ class _Asked:
 class Worth:
     """What the targets are worth with some units alone: a table that is filled in full batches."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, recorder: Recorder) -> None:
         self.subject = plan.subject
         rows = [None] * len(plan.targets) if plan.scores is None else list(plan.scores)
         self.groups: dict[Any, _Group] = {}
@@ -129,6 +130,9 @@ class Worth:
                 group.targets.append(wanted)
             self.at.append((key, group.targets.index(wanted)))
         self.table: dict[tuple[Any, ...], list[float]] = {}
+        self.prefixes = {
+            key: Prefix(recorder, plan.subject, group.sample, group.targets) for key, group in self.groups.items()
+        }
 
     def asked(self, place: int, players: Players, keep: Bool[Tensor, "coalition player"]) -> list[_Asked]:
         group = self.at[place][0]
@@ -137,18 +141,33 @@ class Worth:
 
     def find(self, asked: Iterable[_Asked]) -> None:
         """Evaluate what is not known yet."""
-        for batch in self._batches({one.key: one for one in asked if one.key not in self.table}.values()):
-            values = self._values(batch)
-            if not values.isfinite().all():
-                # Padding that sees nothing is NaN in some models, and makes NaN of what looks at it.
-                for i, one in enumerate(batch):
-                    values[i] = self._values([one])[0]
-            if not values.isfinite().all():
-                raise InputError(
-                    "the target is no finite number when units are taken away (replacement="
-                    f"{batch[0].players.replacement}): choose another target, or another replacement"
-                )
-            self.table |= {one.key: own for one, own in zip(batch, values.tolist(), strict=True)}
+        new = list({one.key: one for one in asked if one.key not in self.table}.values())
+        alone = [one for one in new if not self.prefixes[one.key[0]].shares]
+        for key, prefix in self.prefixes.items():
+            if prefix.shares and (own := [one for one in new if one.key[0] == key]):
+                self._find_after(prefix, own)
+        for batch in self._batches(alone):
+            self._keep(batch, self._values(batch))
+
+    def _find_after(self, prefix: Prefix, asked: Sequence[_Asked]) -> None:
+        """Altered inputs of a decoder, the words before the first change run once for all of them."""
+        samples = [one.players.without(one.keep) for one in asked]
+        starts = [prefix.first_change(sample) for sample in samples]
+        for places, start in chunks(starts, [one.length for one in asked], INPUTS, UNITS):
+            values = prefix.values([samples[place] for place in places], start)
+            self._keep([asked[place] for place in places], values)
+
+    def _keep(self, batch: Sequence[_Asked], values: Float[Tensor, "input target"]) -> None:
+        if not values.isfinite().all():
+            # Padding that sees nothing is NaN in some models, and makes NaN of what looks at it.
+            for i, one in enumerate(batch):
+                values[i] = self._values([one])[0]
+        if not values.isfinite().all():
+            raise InputError(
+                "the target is no finite number when units are taken away (replacement="
+                f"{batch[0].players.replacement}): choose another target, or another replacement"
+            )
+        self.table |= {one.key: own for one, own in zip(batch, values.tolist(), strict=True)}
 
     def _values(self, batch: Sequence[_Asked]) -> Float[Tensor, "input target"]:
         samples = [one.players.without(one.keep) for one in batch]

@@ -25,6 +25,7 @@ from clearhead.recording.checkpointing import layers_again
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
+from clearhead.recording.whole_maps import Memory, attend, exact
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -44,6 +45,8 @@ class Captured:
     registered: bool = False  # heard through a function that stood in for the module's forward
     #: What makes its maps tile by tile, in a streaming pass; `attention` is then their outline alone.
     streamed: Streamed | None = None
+    #: Where the gradient of its attention lies, if that may be written over once everybody has seen it.
+    memory: Memory | None = None
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -88,6 +91,7 @@ class Listener:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
         self.heard: Counter[int] = Counter()  # how often each module was
+        self.spare: list[Tensor] = []  # maps that nobody looks at any more
 
     def name_of(self, module: nn.Module) -> str:
         return self.names.get(id(module), type(module).__name__)
@@ -100,6 +104,7 @@ class Listener:
         output: Tensor | None = None,
         registered: bool = False,
         streamed: Streamed | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.heard[id(module)] += 1
         if attention is None:
@@ -117,6 +122,7 @@ class Listener:
                 nth=self.heard[id(module)] - 1,
                 registered=registered,
                 streamed=streamed,
+                memory=memory,
             )
         )
 
@@ -175,11 +181,16 @@ def _attention(
             value_and_output = (value, output) if listener.values else ()
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None
-    output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     patch = getattr(_active, "patch", None)
+    memory = None
+    if patch is None and implementation_of(module.config) == "sdpa" and exact(query, attention_mask, kwargs):
+        memory = Memory(listener.spare)
+        output, attention = attend(query, key, value, attention_mask, kwargs.get("scaling"), memory)
+    else:
+        output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     if patch is not None and attention is not None:
         output, attention = patch(output, attention, value, attention_mask)
-    listener.hear(module, attention, value, output)
+    listener.hear(module, attention, value, output, memory=memory)
     return listener.passed_on(output), attention
 
 
@@ -288,6 +299,8 @@ def _again(model: nn.Module, implementation: str, listener: Listener) -> Iterato
     outer: Listener | None = getattr(_active, "listener", None)
     with attention_implementation(model, implementation):
         _active.listener, listener.again = listener, True
+        if listener.tiles is not None:
+            listener.tiles.ran.twice = True
         try:
             yield
         finally:

@@ -103,6 +103,7 @@ class Recorder:
         rows: Rows | None = None,
         vectors: Mapping[str, Tensor] | None = None,
         tiles: Tiles | None = None,
+        kept: bool = True,
     ) -> Tape:
         """One pass. `visit` gets the asked-for calls from the last to the first, each once it is complete.
 
@@ -112,7 +113,8 @@ class Recorder:
         in the order of the forward pass (and so how far the backward pass goes). `rows` says which row of the model's
         head each of several numbers comes from, where each comes from one alone. `vectors` are what the graph starts
         from, by leaf, in place of the words that were looked up or the numbers that were given. With `tiles` maps are
-        never whole (`streaming.py`): `tiles` is handed those of each call, and `visit` the call without them.
+        never whole (`streaming.py`): `tiles` is handed those of each call, and `visit` the call without them. `kept` is
+        false where `visit` keeps nothing of the maps: their memory is used again then.
         """
         wanted = check_asks(asks)
         with self.lock:
@@ -128,7 +130,7 @@ class Recorder:
                 starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
                 number = value(output)
                 chosen = sorted(range(len(calls)) if places is None else places)
-                visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles())
+                visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles(), kept)
                 started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
                 roots = started if "input_gradient" in wanted else {}
                 if number.dim() == 1:

@@ -61,7 +61,7 @@ class Streamed:
         self.held = (query.detach(), key.detach(), value.detach())
         self.outline = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
         self.kernel = self.tiles.kernel if self.tiles.kernel and self.tiles.kernel.takes(self, ()) else None
-        self.tiles.ran.add(self.kernel.name if self.kernel else TORCH)
+        self.tiles.ran.outputs.add(self.kernel.name if self.kernel else TORCH)
         if query.requires_grad:
             self.edge = torch.autograd.graph.get_gradient_edge(query)
         output: Tensor = _Attend.apply(query, key, value, self)

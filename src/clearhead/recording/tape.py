@@ -83,6 +83,14 @@ class Call:
         parts = {name: getattr(self, name) for name in ("attention", "attention_gradient", "relevance", "values")}
         return replace(self, **{name: part[:, chosen] for name, part in parts.items() if part is not None})
 
+    def of_queries(self, queries: slice) -> "Call":
+        """The same call with the maps of some queries alone."""
+        return replace(
+            self,
+            attention=None if self.attention is None else self.attention[:, :, queries],
+            attention_gradient=None if self.attention_gradient is None else self.attention_gradient[:, :, queries],
+        )
+
     def to(self, device: torch.device | str) -> "Call":
         tensors = {name: part.to(device) for name, part in self.tensors()}
         return replace(self, **tensors)  # type: ignore[arg-type]

@@ -40,6 +40,27 @@ class Kernel(Protocol):
         """The sums alone; without a gradient, those of attention."""
 
 
+@dataclass
+class Ran:
+    """What a streaming pass did, for the certificate.
+
+    outputs, maps: what made the outputs of attention, and what made maps or sums of maps
+    twice: whether a layer was computed again
+    """
+
+    outputs: set[str] = field(default_factory=set)
+    maps: set[str] = field(default_factory=set)
+    twice: bool = False
+
+    @property
+    def name(self) -> str:
+        names = " and ".join(sorted(self.maps or self.outputs or {TORCH}))
+        return f"streaming: {names}{', layers computed twice' if self.twice else ''}"
+
+    def __or__(self, other: "Ran") -> "Ran":
+        return Ran(self.outputs | other.outputs, self.maps | other.maps, self.twice or other.twice)
+
+
 @dataclass(frozen=True)
 class Tiles:
     """What a streaming pass does with tiles.
@@ -60,11 +81,4 @@ class Tiles:
     reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
     reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
     checkpoint: bool = False
-    #: The names of the kernels that ran.
-    ran: set[str] = field(default_factory=set)
-
-    @property
-    def name(self) -> str:
-        """What the certificate says."""
-        names = " and ".join(sorted(self.ran or {TORCH}))
-        return f"streaming: {names}{', layers computed twice' if self.checkpoint else ''}"
+    ran: Ran = field(default_factory=Ran)

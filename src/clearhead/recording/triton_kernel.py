@@ -1,10 +1,10 @@
 """Streaming attention on a GPU: torch's own kernels forward and for the usual gradients, Triton's for the sums.
 
 Flash attention and cuDNN say the log-sum-exp of each row's scores, from which the maps can be rebuilt tile by tile, and
-in float32 the memory-efficient kernel does; the one runs that torch would choose. Where none can be used (masks that are
-neither causal nor absent, grouped heads in float32) the output and the gradients are those of the attention that the model runs with, whichever kernel that is, and
-the log-sum-exp is made by a kernel of ours. Our sums are the same bytes each time; gradients are, where torch is told
-to be deterministic.
+in float32 the memory-efficient kernel does; the one runs that torch would choose. Where none can be used (masks that
+are neither causal nor absent, grouped heads in float32) the output and the gradients are those of the attention that
+the model runs with, whichever kernel that is, and the log-sum-exp is made by a kernel of ours. Our sums are the same
+bytes each time; gradients are, where torch is told to be deterministic.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,9 @@ class TritonKernel:
             return []
         slope = None if gradient is None else _in_rows(gradient.detach().transpose(1, 2))
         query, key, value = (_in_rows(part) for part in (call.query, call.key, call.value))
-        rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, causal=call.causal, mask=call.mask)
+        window = _window(call)
+        seen = {"causal": True, "window": window} if window else {"causal": call.causal, "mask": call.mask}
+        rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, **seen)
         if call.saved:
             batch, heads, queries, _ = rebuilt.shape  # a kernel may round the number of queries up
             lse = call.saved[1].reshape(batch, heads, -1)[:, :, :queries].contiguous()
@@ -77,6 +79,17 @@ class TritonKernel:
 def _in_rows(x: Tensor) -> Tensor:
     """The kernels read the numbers of a vector one after another."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _window(call: Streamed) -> int | None:
+    """How far each query looks back, where that is all that the mask says: the kernels walk along no more then."""
+    window, mask, length = call.more.get("sliding_window"), call.mask, call.key.shape[2]
+    square = mask is not None and mask.shape[-2:] == (length, length) and call.query.shape[2] == length
+    if not window or mask is None or mask.dtype != torch.bool or not square:
+        return None
+    at = torch.arange(length, device=mask.device)
+    band = (at <= at[:, None]) & (at > at[:, None] - window)
+    return int(window) if bool((mask == band).all()) else None
 
 
 def _backend(call: Streamed) -> SDPBackend | None:
@@ -160,7 +173,7 @@ def _gradients(call: Streamed, gradient: Float[Tensor, "batch query head width"]
 
 def _reduced(rebuilt: Rebuilt, one: Reduce) -> Tensor:
     if one.rows is None:
-        return rebuilt.over_keys(None, one.of)
+        return rebuilt.over_keys(one.of)
     if one.rows.shape[1] == 1:
         return rebuilt.over_queries(one.rows[:, 0], one.of)[:, :, None] / rebuilt.shape[1]
     return rebuilt.joined(one.rows, one.of)[:, None]

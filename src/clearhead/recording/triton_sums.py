@@ -57,13 +57,13 @@ class Rebuilt:
         w exp(x − lse) = exp(x − (lse − log w)) is a product less for each cell, but for what is not negative. Where
         there is nothing negative the second walk ends where it starts (to look for it would make the CPU wait).
         """
-        found = self._apart(weights.clamp(min=0), of, keys_own=True)
+        found = self._apart(weights.clamp(min=0), of)
         below = (-weights).clamp(min=0)
-        return found if not below.is_cuda and not below.any() else found - self._apart(below, of, keys_own=True)
+        return found if not below.is_cuda and not below.any() else found - self._apart(below, of)
 
-    def over_keys(self, weights: Float[Tensor, "batch key"] | None, of: Of) -> Float[Tensor, "batch head query"]:
-        """Σ_j w[j] f_h[i, j]."""
-        return self._apart(weights, of, keys_own=False)
+    def over_keys(self, of: Of) -> Float[Tensor, "batch head query"]:
+        """Σ_j f_h[i, j]."""
+        return self._apart(None, of)
 
     def joined(
         self,
@@ -129,25 +129,24 @@ class Rebuilt:
         batch, heads, queries, _ = self.query.shape
         return batch, heads, queries, self.key.shape[2]
 
-    def _apart(self, weights: Tensor | None, of: Of, keys_own: bool) -> Tensor:
-        """`weights` of queries must not be negative."""
+    def _apart(self, weights: Float[Tensor, "batch query"] | None, of: Of) -> Tensor:
+        """For each key with weights of queries, which must not be negative; without, for each query."""
         batch, heads, queries, keys = self.shape
-        own, others = (keys, queries) if keys_own else (queries, keys)
+        own = queries if weights is None else keys
         out = torch.empty(batch, heads, own, dtype=torch.float32, device=self.query.device)
         blocks = self.blocks or _apart_blocks(self._widest)
         value, gradient = self._differentiated(of)
-        lse, weighted = self._lse(), False
+        lse = self._lse()
         if weights is None:
-            weights, span = out, torch.tensor([[0, others]] * batch, dtype=torch.int32, device=out.device)
+            span = torch.tensor([[0, keys]] * batch, dtype=torch.int32, device=out.device)
         else:
-            weights = weights.float().contiguous()
-            span = _span(weights[:, None])
-            lse, weighted = (lse - weights.log()[:, None], False) if keys_own else (lse, True)
+            span = _span(weights.float()[:, None])
+            lse = lse - weights.float().log()[:, None]
         kernels.sums_apart[(triton.cdiv(own, blocks.own), batch * heads)](
-            self.query, self.key, value, gradient, lse, weights, span, self._mask(), out,
+            self.query, self.key, value, gradient, lse, span, self._mask(), out,
             *_strides(self.query, self.key, value, gradient), *self._mask_strides(), *self._numbers(), value.shape[3],
-            OWN=blocks.own, OTHER=blocks.other, **self._widths(value), KEYS_OWN=keys_own, OF=of,
-            WEIGHTED=weighted, **self._flags(), num_warps=blocks.warps, num_stages=blocks.stages,
+            OWN=blocks.own, OTHER=blocks.other, **self._widths(value), KEYS_OWN=weights is not None, OF=of,
+            **self._flags(), num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
@@ -218,7 +217,7 @@ def _agree(dtype: torch.dtype, width: int, value_width: int, device: torch.devic
     call = Rebuilt(query, key, value, gradient, scores.logsumexp(-1).float(), width**-0.5, causal=True)
     cells = (scores.softmax(-1) * (gradient.double() @ value.double().mT)).clamp(min=0)
     weights = torch.rand(1, 300, generator=draw, device=device)
-    pushed, summed = call.over_queries(weights, "positive"), call.over_keys(None, "positive")
+    pushed, summed = call.over_queries(weights, "positive"), call.over_keys("positive")
     gaps = ((pushed - torch.einsum("bi,bhij->bhj", weights.double(), cells)), (summed - cells.sum(-1)))
     return all(float(gap.norm() / cells.norm()) < 1e-3 for gap in gaps)
 

@@ -2,7 +2,7 @@
 
     A = exp(Q Kᵀ s − lse),     G = ∂y/∂A = ∂y/∂O Vᵀ,     f = A, A ⊙ G or (A ⊙ G)⁺
 
-    over queries:  out[h, j] = Σ_i w[i] f_h[i, j]       over keys:  out[h, i] = Σ_j w[j] f_h[i, j]
+    over queries:  out[h, j] = Σ_i w[i] f_h[i, j]       over keys:  out[h, i] = Σ_j f_h[i, j]
     heads joined:  out[r, j] = Σ_i w[r, i] (Σ_h c_h f_h[i, j])      clamped before the sum over queries, or not
 
 A program owns a block of keys (or of queries) and walks along the others that are seen and have a weight. Nobody else
@@ -99,12 +99,12 @@ def _rows_of(base, at, count, stride, width, WIDE: tl.constexpr, WIDTH: tl.const
 
 @triton.jit
 def _walk(
-    sums, own_a, own_b, own_lse, own_at, other_a, other_b, lse, weights, mask,
+    sums, own_a, own_b, own_lse, own_at, other_a, other_b, lse, mask,
     lo, hi, queries, keys, offset, window, scale, softcap, width, value_width,
     other_a_row, other_b_row, mask_query, mask_key,
     OTHER: tl.constexpr, WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEYS_OWN: tl.constexpr, EDGE: tl.constexpr, OF: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    MASK: tl.constexpr, SOFTCAP: tl.constexpr, WEIGHTED: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to the sums of what is owned the cells of the others from lo to hi."""
     count = queries if KEYS_OWN else keys
@@ -135,28 +135,21 @@ def _walk(
             if OF == "positive":
                 gradient = tl.maximum(gradient, 0.0)
             cells = cells * gradient
-        if WEIGHTED:
-            if EDGE:
-                weight = tl.load(weights + at, mask=at < count, other=0.0)
-            else:
-                weight = tl.load(weights + at)
-            cells = cells * weight[None, :]
         sums += tl.sum(cells, 1)
     return sums
 
 
 @triton.jit
 def sums_apart(
-    query, key, value, gradient, lse, weights, span, mask, out,
+    query, key, value, gradient, lse, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, mask_batch, mask_head, mask_query, mask_key,
     heads, group, queries, keys, offset, window, scale, softcap, width, value_width,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS_OWN: tl.constexpr, OF: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr,
-    WEIGHTED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One sum for each key (or query) of each head. lse: batch head query; weights: batch other; out: as the sums."""
+    """One sum for each key (or query) of each head. lse: batch head query, less the log of its weight."""
     both = tl.program_id(1)
     batch, head = (both // heads).to(tl.int64), both % heads
     query += batch * query_batch + head * query_head
@@ -167,13 +160,12 @@ def sums_apart(
     mask += batch * mask_batch + head * mask_head
     if KEYS_OWN:
         block = tl.program_id(0)  # the first keys are seen by most queries: the longest walks start first
-        own, others, own_a, own_b, other_a, other_b = keys, queries, key, value, query, gradient
+        own, own_a, own_b, other_a, other_b = keys, key, value, query, gradient
         own_a_row, own_b_row, other_a_row, other_b_row = key_row, value_row, query_row, gradient_row
     else:
         block = tl.num_programs(0) - 1 - tl.program_id(0)
-        own, others, own_a, own_b, other_a, other_b = queries, keys, query, gradient, key, value
+        own, own_a, own_b, other_a, other_b = queries, query, gradient, key, value
         own_a_row, own_b_row, other_a_row, other_b_row = query_row, gradient_row, key_row, value_row
-    weights += batch * others
     first = block * OWN
     at = first + tl.arange(0, OWN)
     last = tl.minimum(first + OWN, own) - 1
@@ -190,17 +182,17 @@ def sums_apart(
         own_lse = tl.load(lse + at, mask=at < own, other=float("inf")) * LOG2E
     sums = tl.zeros([OWN], tl.float32)
     # where some cells are hidden, where none is, and the rest: the middle is nearly all of it, and fast
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, weights, mask, lo, lo_full, queries, keys, offset,
+    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo, lo_full, queries, keys, offset,
                  window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP, WEIGHTED,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
                  PRECISION)  # fmt: skip
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, weights, mask, lo_full, hi_full, queries, keys, offset,
+    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo_full, hi_full, queries, keys, offset,
                  window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, False, OF, CAUSAL, WINDOW, MASK, SOFTCAP, WEIGHTED,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, False, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
                  PRECISION)  # fmt: skip
-    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, weights, mask, hi_full, hi, queries, keys, offset,
+    sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, hi_full, hi, queries, keys, offset,
                  window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP, WEIGHTED,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
                  PRECISION)  # fmt: skip
     tl.store(out + both.to(tl.int64) * own + at, sums, mask=at < own)
 

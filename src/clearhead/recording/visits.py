@@ -12,7 +12,7 @@ from clearhead.recording.interface import Captured
 from clearhead.recording.self_test import Place
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
-from clearhead.recording.tiles import Tiles
+from clearhead.recording.tiles import TORCH, Tiles
 
 Visit = Callable[[Call], None]
 
@@ -28,8 +28,10 @@ class Visits:
         asks: Asks,
         visit: Visit,
         tiles: Tiles,
+        kept: bool = True,
     ) -> None:
         self.calls, self.places, self.asks, self.visit, self.tiles = calls, places, asks, visit, tiles
+        self.kept = kept
         self.wanted = [f"{name}_gradient" for name in DIFFERENTIABLE if f"{name}_gradient" in asks]
         self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
         self.left = list(chosen)
@@ -37,6 +39,9 @@ class Visits:
         self.streamed = [call.streamed for call in calls if call.streamed is not None]
         self.swept: set[int] = set()
         self.passed: set[int] = set()  # the streamed calls that the backward pass has come through
+        for place, call in enumerate(calls):
+            if call.memory is not None:
+                call.memory.seen = place not in self.arrived or "attention_gradient" not in self.wanted
         for place in chosen:
             if (streamed := calls[place].streamed) is not None:
                 streamed.arrives = partial(self._reaches, place, streamed)
@@ -109,8 +114,11 @@ class Visits:
         self.swept.add(place)
         made = streamed.sums(gradient, self.tiles.reductions(record), self.targets, backward)
         if made is not None:
+            assert streamed.kernel is not None
+            self.tiles.ran.maps |= {streamed.kernel.name} if made[1] else set()
             self.tiles.reduced(record, made[1])
             return made[0]
+        self.tiles.ran.maps |= {TORCH} if self.tiles.sweeps else set()
         found = None
         for number in range(self.tiles.sweeps):
             first = streamed.sweep(gradient, partial(self._fold, place, number), backward and not number)
@@ -145,6 +153,8 @@ class Visits:
             record.output_projection = plain(call.output_projection)
         self.calls[place] = Captured(call.module, call.attention.new_empty(0))  # the maps are free from here on
         self.visit(record)
+        if call.memory is not None and not self.kept:
+            call.memory.seen = True
 
 
 def repeated(tensor: Tensor, count: int) -> Tensor:

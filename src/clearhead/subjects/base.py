@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -131,6 +132,8 @@ class Subject(ABC):
 
     labels: dict[int, str] = field(init=False)
     multi_label: bool = field(init=False)
+    #: Whether passes that nobody records go through torch.compile.
+    compiled: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         config, takes = self.model.config, getattr(base_model(self.model), "main_input_name", self.leaf)
@@ -295,6 +298,16 @@ class Subject(ABC):
 
     def label_name(self, index: int) -> str:
         return self.labels.get(index, str(index))
+
+    @cached_property
+    def unrecorded(self) -> Callable[..., Any]:
+        """The model for passes that nobody records."""
+        model = self.model
+
+        def run(**given: Any) -> Any:  # torch.compile marks a module that it is handed, and this one is the user's
+            return model(**given)
+
+        return torch.compile(run, dynamic=True) if self.compiled else model
 
     @property
     def model_class(self) -> str:

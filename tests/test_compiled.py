@@ -1,0 +1,38 @@
+"""Passes that nobody records through torch.compile, for real: the same numbers, and a model that stays as it was."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+import clearhead
+from tests.laws import snapshot
+
+compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
+
+
+def bert():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**shape, vocab_size=40, initializer_range=0.3)).eval()
+
+
+@compiler
+def test_the_same_numbers_and_an_untouched_model():
+    model, given = bert(), {"input_ids": torch.arange(5, 13)[None]}
+    expected = clearhead.load(model).explain(given, ["occlusion", "generic"])
+    before = snapshot.of_model(model)
+    torch._dynamo.utils.counters.clear()
+    ex = clearhead.load(model, compiled=True)
+    found = ex.explain(given, ["occlusion", "generic"])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # something was compiled
+    assert snapshot.of_model(model) == before
+    for name, e in found.items():
+        assert abs(expected[name].scores).max() > 1e-4
+        assert abs(e.scores - expected[name].scores).max() <= 1e-5 * abs(expected[name].scores).max()
+
+
+def test_recorded_passes_are_never_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda *args, **how: pytest.fail("compiled"))
+    clearhead.load(bert(), compiled=True).explain({"input_ids": torch.arange(5, 13)[None]}, ["generic", "saliency"])
