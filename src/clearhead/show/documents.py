@@ -40,12 +40,13 @@ def document(
     options: those of the kind of result
     """
     from clearhead.probes.results import ProbeResult
+    from clearhead.probes.stream_views import StreamsView
     from clearhead.probes.viewing import AttentionView
 
-    if isinstance(result, AttentionView):
-        from clearhead.show.attention import attention
+    if isinstance(result, AttentionView | StreamsView):
+        from clearhead.show.attention import attention, by_stream
 
-        return attention(result, **options)
+        return attention(result, **options) if isinstance(result, AttentionView) else by_stream(result, **options)
     if isinstance(result, Aggregate):
         from clearhead.show.summaries import aggregate
 
@@ -117,7 +118,7 @@ def one_input(group: Sequence[AnyExplanation], evidence: Collection[int] | None 
 
 
 def heading(group: Sequence[AnyExplanation]) -> str:
-    return wording.heading(group[0]) if _one_target(group) else "Why?"
+    return _question(group[0]) if _one_target(group) else "Why?"
 
 
 def labelled(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:
