@@ -8,6 +8,7 @@ import pytest
 import clearhead
 from clearhead.errors import InputError
 from clearhead.probes import AttentionView, StreamsView, by_stream, look
+from clearhead.show import attending
 from clearhead.show.documents import document
 from tests import dual_models, joint_models
 from tests.models import TEXTS, explainer
@@ -36,6 +37,9 @@ def test_an_encoder_decoder_has_three_maps_and_they_are_the_tapes():
     assert cross.keys == found["source"].tokens and len(cross.tokens) == cross.attention.shape[2]
     with pytest.raises(InputError, match="map"):
         found["nothing"]
+    assert len(attending.by_depth(cross).axes[0].get_xticks()) == len(cross.keys)
+    with pytest.raises(InputError, match="look at another stream"):
+        attending.graph(cross)
 
 
 def test_cross_maps_have_no_patterns_of_places():

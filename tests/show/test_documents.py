@@ -48,6 +48,16 @@ def attended(n: int, layers: int = 2, heads: int = 3, sharp: float = 4.0) -> Att
     return AttentionView("some/model", names, 0, "yes", weights, depths, looks)
 
 
+def streamed(queries: int, keys: int, n: int = 6, heads: int = 3) -> StreamsView:
+    """A stream that looks at itself, and one that looks at another."""
+    crossed = attended(max(queries, keys), 2, heads)
+    crossed.tokens, crossed.row = tuple(f"q{place}" for place in range(queries)), None
+    crossed.keys = tuple(f"k{place}" for place in range(keys))
+    crossed.attention = crossed.attention[:, :, :queries, :keys]
+    crossed.by_depth = {"mean of all rows": crossed.attention.mean((1, 2))}
+    return StreamsView("some/model", "yes", {"text": attended(n, 2, heads), "text → image": crossed})
+
+
 def spread(found: AttentionView, layers: int = 12, heads: int = 12) -> AttentionView:
     """One map as if it were that of every head: what a page costs depends on shapes alone, and memory is dear."""
     n = len(found.tokens)
@@ -226,17 +236,8 @@ class TestAttention:
 
     @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (300, 20), (3, 900)])
     def test_maps_from_one_stream_to_another_keep_to_their_share(self, queries: int, keys: int) -> None:
-        square = attended(200, 2, 12)
-        crossed = replace(
-            attended(max(queries, keys), 2, 12),
-            tokens=tuple(f"q{place}" for place in range(queries)),
-            keys=tuple(f"k{place}" for place in range(keys)),
-            row=None,
-        )
-        crossed.attention = crossed.attention[:, :, :queries, :keys]
-        crossed.by_depth = {"mean of all rows": crossed.attention.mean((1, 2))}
-        found = StreamsView("some/model", "yes", {"text": square, "text → image": crossed})
-        given = document(found, inline=False)
+        found = streamed(queries, keys, 200, 12)
+        given, crossed = document(found, inline=False), found["text → image"]
         bytes_ = [np.prod(own["tiles"]["shape"]) for own in given["maps"]]
         assert [own["name"] for own in given["maps"]] == ["text", "text → image"] and sum(bytes_) <= 1.1 * SMALL
         own = given["maps"][1]

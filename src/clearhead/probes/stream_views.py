@@ -76,10 +76,9 @@ def by_stream(ex: "Explainer", **given: Any) -> StreamsView:
     tape = ex.recorder.record(plan.batch, plan.value, ("attention",), leaves=plan.leaves)
     told = ex.explain(**given, method="random")
     prediction = _prediction(told[0] if isinstance(told, list) else told)
-    about = {"model": ex.subject.name, "prediction": prediction}
-    sample = plan.samples[-1]
-    maps = {name: _map(calls, sample, about) for name, calls in _named(tape.calls, sample)}
-    return StreamsView(**about, maps=maps)
+    model, sample = ex.subject.name, plan.samples[-1]
+    maps = {name: _map(calls, sample, model, prediction) for name, calls in _named(tape.calls, sample)}
+    return StreamsView(model, prediction, maps)
 
 
 def _prediction(told: AnyExplanation) -> str:
@@ -106,7 +105,7 @@ def _said(sample: Sample, stream: str) -> str:
     return " and ".join(part.stream for part in parts) or stream
 
 
-def _map(calls: Sequence[Call], sample: Sample, about: Mapping[str, str]) -> AttentionView:
+def _map(calls: Sequence[Call], sample: Sample, model: str, prediction: str) -> AttentionView:
     weights = [call.attention[-1] for call in calls if call.attention is not None]  # of several targets, the last
     queries, keys = (_units(sample, stream) for stream in (calls[0].query_stream, calls[0].key_stream))
     high, wide = (min(len(units[0]), size) for units, size in zip((queries, keys), weights[0].shape[1:], strict=True))
@@ -117,7 +116,8 @@ def _map(calls: Sequence[Call], sample: Sample, about: Mapping[str, str]) -> Att
     found = [figures(part, torch.tensor(columns[1]), columns[0]) for part in whole]
     kept = [name for name in found[0] if not (crosses and name in PLACES)]
     return AttentionView(
-        **about,
+        model=model,
+        prediction=prediction,
         tokens=rows[0],
         row=None,
         attention=attention,

@@ -74,7 +74,12 @@ class AttentionView:
             for head in range(heads)
         ]
         about = {"schema": "clearhead/attention", "version": 1, "model": self.model, "tokens": self.tokens}
-        rest = {"row": self.row, "prediction": self.prediction, "heads": lines, "by_depth": self.by_depth}
+        rest: dict[str, Any] = {
+            "row": self.row,
+            "prediction": self.prediction,
+            "heads": lines,
+            "by_depth": self.by_depth,
+        }
         rest |= {} if self.keys is None else {"keys": self.keys}
         rest |= {"candidates": self.candidates}
         return plain({**about, **rest, "attention": self.attention, "says": SAYS})

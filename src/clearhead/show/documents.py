@@ -29,6 +29,8 @@ VERSION = 1
 MOMENTS = 400
 
 Document = dict[str, Any]
+#: The views that `assets/plots.js` draws.
+PLOTS = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
 
 
 def document(
@@ -66,6 +68,11 @@ def document(
 
 def view(kind: str, **parts: Any) -> Document:
     return {"schema": "clearhead/view", "version": VERSION, "view": kind, **parts}
+
+
+def has_plots(given: Document) -> bool:
+    """Whether any part of a document is a plot."""
+    return given["view"] in PLOTS or any(map(has_plots, [*given.get("parts", ()), *given.get("more", ())]))
 
 
 def whole_page(parts: Sequence[Document], title: str, eyebrow: str = "clearhead", foot: str = "") -> Document:

@@ -39,8 +39,8 @@ def picture_of(sent: str, limits: Limits) -> "Image":
 
 def file_of(sent: str, limits: Limits) -> File:
     """The file of a picture, once its format, its size and, for a PNG, its checksums are found to be right."""
-    found = _DATA_URL.match(sent)
-    body = sent[found.end() :] if found else sent
+    address = _DATA_URL.match(sent)
+    body = sent[address.end() :] if address else sent
     if len(body) * 3 / 4 > limits.picture_bytes:
         raise InputError(f"the picture is too large: {limits.picture_bytes // 2**20} MiB are the most that is taken")
     try:

@@ -3,8 +3,8 @@ import { h, folded } from "./dom.js";
 import { redraw } from "./colour.js";
 import { input } from "./card.js";
 import { attention, streams } from "./attention.js";
-import { PLOTS, table } from "./plots.js";
-import { aggregate, intervals, probe, ranking } from "./figures.js";
+import { aggregate, intervals, ranking, table } from "./figures.js";
+import { PLOTS, probe } from "./plots.js";
 
 const VERSION = 1;
 
@@ -53,7 +53,7 @@ addEventListener("afterprint", () => opened.forEach((part) => { part.open = fals
 export const start = () => {
   for (const data of document.querySelectorAll("script.ch-data")) {
     const home = data.parentElement;
-    if (home.dataset.drawn) continue;
+    if (home.dataset.drawn || ("plots" in data.dataset && !probe)) continue; // of another cell, which brings what draws it
     home.dataset.drawn = "yes";
     home.querySelector(".ch-plain")?.remove();
     const place = h("div");

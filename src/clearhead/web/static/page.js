@@ -103,6 +103,7 @@ const explain = guarded(async () => {
   const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask)} · ${ask.methods.join(", ")}`, ask);
   let listed = false;
   const listen = listener(result, ask.methods.length);
+  say("Starting …"); // at once: what is said of the last result is not of this one
   await during((signal) => stream(ask, (event) => {
     listen(event);
     if (event.event === "view" && !listed) {
