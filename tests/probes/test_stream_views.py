@@ -1,9 +1,11 @@
 """Attention by stream: the maps are the tape's, cut to the units, under names that say who looks at whom."""
 
 from functools import cache
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import clearhead
 from clearhead.errors import InputError
@@ -12,6 +14,12 @@ from clearhead.show import attending
 from clearhead.show.documents import document
 from tests import dual_models, joint_models
 from tests.models import TEXTS, explainer
+
+
+def said(found):
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(found)
+    return console.export_text()
 
 
 @cache
@@ -72,4 +80,5 @@ def test_joint_and_dual_models(kind):
     assert set(found.maps) == expected
     for own in found.maps.values():
         assert len(own.tokens) == own.attention.shape[2] and len(own.keys or own.tokens) == own.attention.shape[3]
+    assert all(name in said(found) for name in expected)
     assert document(found)["view"] == "streams" and "<section" in found._repr_html_()

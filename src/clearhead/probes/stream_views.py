@@ -10,6 +10,7 @@ import torch
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.explanation import plain
 from clearhead.joint import AnyExplanation
+from clearhead.plan import Plan
 from clearhead.probes.patterns import figures
 from clearhead.probes.viewing import AttentionView, view
 from clearhead.recording.tape import Call
@@ -45,14 +46,20 @@ class StreamsView:
 
         return fragment(self)
 
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*(part for name, own in self.maps.items() for part in (Text(name, style="bold"), own)))
+
 
 def look(ex: "Explainer", given: Mapping[str, Any], most: int | None = None) -> AttentionView | StreamsView:
     """The attention of one input of any model: with the row that is read where there is one, else by stream.
 
     given: the input by stream, such as text= and image=; most: units along one side of a map
     """
-    samples = ex._planned(None, None, How(), **given).samples
-    longest = max(len(axis) for sample in samples for axis in sample.axes.values())
+    plan = ex._planned(None, None, How(), **given)
+    longest = max(len(axis) for sample in plan.samples for axis in sample.axes.values())
     if most is not None and longest > most:
         raise InputError(f"the input has {longest:,} units: heads are shown for up to {most:,}")
     if len(given) == 1:
@@ -60,7 +67,7 @@ def look(ex: "Explainer", given: Mapping[str, Any], most: int | None = None) -> 
             return view(ex, next(iter(given.values())))
         except Refusal:  # it has several streams, or no single row is read
             pass
-    return by_stream(ex, **given)
+    return _recorded(ex, plan, given)
 
 
 def by_stream(ex: "Explainer", **given: Any) -> StreamsView:
@@ -70,7 +77,10 @@ def by_stream(ex: "Explainer", **given: Any) -> StreamsView:
     >>> by_stream(clearhead.load("zoo:spell"), text="phone")["prefix → source"].keys
     ('p', 'h', 'o', 'n', 'e', '</s>')
     """
-    plan = ex._planned(None, None, How(), **given)
+    return _recorded(ex, ex._planned(None, None, How(), **given), given)
+
+
+def _recorded(ex: "Explainer", plan: Plan, given: Mapping[str, Any]) -> StreamsView:
     if plan.size != 1:
         raise InputError(f"attention is shown for one input, and there are {plan.size}")
     tape = ex.recorder.record(plan.batch, plan.value, ("attention",), leaves=plan.leaves)

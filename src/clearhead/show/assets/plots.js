@@ -166,10 +166,10 @@ export const points = (given) => {
 
 // rows × columns of scores, or of weights, which have no sign; marks: cells with a dot; words: what a cell says
 export const map = (given) => {
-  const { title, rows, columns, words, marked, across, up, small } = given;
+  const { title, rows, columns, words, marked, across, up, small } = given, values = unpacked(given.values);
   return h("figure", { class: "ch-curves ch-wide-map" }, title && h("figcaption", { class: "ch-label" }, title),
-    matrix({ rows, columns, values: unpacked(given.values), full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
-      told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(unpacked(given.values)[row * columns.length + column], 3)]] }),
+    matrix({ rows, columns, values, full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
+      told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(values[row * columns.length + column], 3)]] }),
     h("p", { class: "ch-note" }, [`${up} by ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
 };
 
