@@ -179,8 +179,14 @@ class Explainer:
 
         Inputs, targets and how a text is cut are those of `explain`; `tape.truncated_tokens` says what was cut off.
         """
-        raws, _ = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
         how = How(max_length, truncation, _side(truncation_side), None, answer)
+        streams = {"text": text, "image": image, "audio": audio, "regions": regions}
+        plan = self._planned(inputs, target, how, scale, **streams)
+        return plan.arranged(self.recorder.record(plan.batch, plan.value, asks, leaves=plan.leaves))
+
+    def _planned(self, inputs: Any, target: Any, how: How, scale: str | None = None, **streams: Any) -> Plan:
+        """All inputs with their targets in one batch."""
+        raws, _ = self._normalised(inputs, **streams)
         samples = [
             s for raw, one in zip(raws, how.each(len(raws)), strict=True) for s in self.subject.samples(raw, one)
         ]
@@ -190,8 +196,7 @@ class Explainer:
         targets = [self.subject.steps(sample, one) for sample, one in zip(samples, wanted, strict=True)]
         if len({len(own) for own in targets}) > 1:
             raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
-        plan = Plan(self.subject, samples, targets)
-        return plan.arranged(self.recorder.record(plan.batch, plan.value, asks, leaves=plan.leaves))
+        return Plan(self.subject, samples, targets)
 
     def methods(self) -> list[Applies]:
         """Every registered method: whether it applies to this model, what it costs, and why not."""

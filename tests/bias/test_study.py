@@ -72,6 +72,7 @@ def test_the_page_stands_alone(found, tmp_path):
     maps = {heading: views for heading, views in drawn if heading.startswith("Maps: ")}
     one = ["map"] * 2  # DR and AttDR; with a mask there are four more
     assert list(maps.values()) == [one + one * 3, (one * 3) * 2, one * 3], maps
+    assert Page(found._repr_html_()).document["parts"] == Page(page).document["parts"]
     for said in ("By layer", "Is AttCAT like DR?", "rank the listed words", "At the mask", "What removing costs"):
         assert said in page
     page = page.replace("http://www.w3.org/", "")  # the name of SVG, not an address that is asked

@@ -11,7 +11,7 @@ from tests.show.browsing import Open, every_fold, linked, ranked
 from tests.show.conftest import made
 from tests.show.plotted import every_plot, probes
 from tests.show.streams import every
-from tests.show.test_documents import attended
+from tests.show.test_documents import attended, streamed
 
 pytestmark = pytest.mark.browser
 
@@ -43,6 +43,7 @@ def gallery(text: dict[str, Explanation], image: dict[str, Explanation]) -> dict
         "sound": html.page([results["sound"]]),
         "adding": html.page([adding]),
         "attention": html.page_of(attended(9)),
+        "streams": html.page_of(streamed(4, 9)),
         "global": html.page_of(aggregate([text["generic"]])),
         "curves": html.alone(documents.whole_page([curves], "Curves")),
         "probes": html.alone(documents.whole_page([documents.document(one) for one in probes().values()], "Probes")),

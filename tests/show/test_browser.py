@@ -15,7 +15,7 @@ from clearhead.show.layout import name
 from tests.show.browsing import Open, every_fold, linked
 from tests.show.conftest import NASTY
 from tests.show.streams import every
-from tests.show.test_documents import attended, spread
+from tests.show.test_documents import attended, spread, streamed
 from tests.show.test_streams import stepped
 
 pytestmark = pytest.mark.browser
@@ -220,6 +220,25 @@ class TestAttention:
         page.get_by_role("button", name="Graph").click()
         assert page.get_by_role("img", name="Layered graph").count() == 1 and page.said == []
 
+    def test_streams_are_chosen_by_name_and_maps_need_not_be_square(self, opened: Open) -> None:
+        found = streamed(4, 9)
+        page = opened(html.page_of(found))
+        assert "6 units" in page.locator("section.ch-attention").inner_text()
+        page.get_by_role("button", name="text → image").click()
+        assert "4 units look at 9 units" in page.locator("section.ch-attention").inner_text()
+        page.locator(".ch-head-of .ch-scroll").focus()
+        page.keyboard.press("End")
+        weight = found["text → image"].attention[1, 0, 0, 8]
+        assert page.locator(".ch-said").inner_text().startswith(f"q0 → k8: {weight:.1g}"[:9])
+        page.get_by_role("button", name="Links").click()
+        assert [side.locator("li").count() for side in page.locator(".ch-ends").all()] == [4, 9]
+        assert page.get_by_role("button", name="Graph").count() == 0 and page.said == []
+
+    def test_five_hundred_tokens_and_every_head_are_summarised(self, opened: Open) -> None:
+        page = opened(html.page_of(spread(attended(512, 1, 1))))
+        assert "512 × 512 units in 91 × 91 blocks" in page.locator(".ch-head-of").inner_text()
+
+    @pytest.mark.slow  # about time, so on a quiet machine
     def test_five_hundred_tokens_and_every_head_are_smooth(self, opened: Open) -> None:
         page = opened(html.page_of(spread(attended(512, 1, 1))))
         moved = """async () => {
@@ -231,8 +250,7 @@ class TestAttention:
           }
           return times.sort((a, b) => a - b)[10];
         }"""
-        assert page.evaluate(moved) < 100  # milliseconds, on a machine that is busy with other tests
-        assert "512 units in 91 blocks" in page.locator(".ch-head-of").inner_text()
+        assert page.evaluate(moved) < 100  # milliseconds
 
 
 def test_figures_read_the_same_as_in_python(opened: Open) -> None:

@@ -12,6 +12,7 @@ from clearhead.bias.groups import changes, differences
 from clearhead.show import code
 from clearhead.show.code_page import code_page
 from tests.bias.test_detector import measured
+from tests.show.pages import Page
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,7 @@ def test_page_says_everything_that_was_found(found: CodeStudy, tmp_path: Path) -
     for words in ("Right answers against wrong ones", "Can one tell that it is wrong?", "Against another model"):
         assert words in text
     assert "1 of 12 cells differ" in text and "Syntax adds to confidence" in text and "Not done: nothing." in text
+    assert Page(found._repr_html_()).document["parts"] == Page(text).document["parts"]
     told = found.to_dict()
     assert [(one["layer"], one["head"], one["class"]) for one in told["wrong against right"]] == [(1, 0, "operator")]
     assert told["changed cells"] == 12 and told["detector"]["wrong"] == int((~found.by_class.correct).sum())

@@ -12,14 +12,15 @@ from clearhead import Comparison, Explanation, InputError, JointExplanation, agg
 from clearhead.bench.statistics import Interval
 from clearhead.probes.patterns import READINGS
 from clearhead.probes.results import Finding, ProbeResult
+from clearhead.probes.stream_views import StreamsView
 from clearhead.probes.viewing import AttentionView
 from clearhead.show import wording
-from clearhead.show.attention import BUDGET, LINKS, pooled, tile
+from clearhead.show.attention import BUDGET, LINKS, SMALL, pooled
 from clearhead.show.documents import document, labelled, whole_page
 from clearhead.show.html import alone
 from clearhead.show.layout import name
 from clearhead.show.linking import Links
-from clearhead.show.packing import EXACT, packed
+from clearhead.show.packing import EXACT, packed, quantised
 from tests import joint_models
 from tests.show.conftest import made
 from tests.show.streams import STEPS, TEXT, every, frames
@@ -45,6 +46,16 @@ def attended(n: int, layers: int = 2, heads: int = 3, sharp: float = 4.0) -> Att
     depths = {"raw": weights.mean(1)[:, 0], "rollout": weights.mean(1)[:, 0]}
     names = tuple(f"t{place}" for place in range(n))
     return AttentionView("some/model", names, 0, "yes", weights, depths, looks)
+
+
+def streamed(queries: int, keys: int, n: int = 6, heads: int = 3) -> StreamsView:
+    """A stream that looks at itself, and one that looks at another."""
+    crossed = attended(max(queries, keys), 2, heads)
+    crossed.tokens, crossed.row = tuple(f"q{place}" for place in range(queries)), None
+    crossed.keys = tuple(f"k{place}" for place in range(keys))
+    crossed.attention = crossed.attention[:, :, :queries, :keys]
+    crossed.by_depth = {"mean of all rows": crossed.attention.mean((1, 2))}
+    return StreamsView("some/model", "yes", {"text": attended(n, 2, heads), "text → image": crossed})
 
 
 def spread(found: AttentionView, layers: int = 12, heads: int = 12) -> AttentionView:
@@ -200,28 +211,40 @@ class TestAttention:
         bytes_ = np.frombuffer(b64decode(given["tiles"]["data"]), np.uint8).reshape(given["tiles"]["shape"])
         # A byte is a square root: the error is at most half a step of it.
         assert np.abs(np.sqrt(found.attention) - bytes_ / 255).max() <= 0.5 / 255 + 1e-9
-        assert given["size"] == 7 and "links" not in given
-        assert tile(found, 1, 2) == bytes_[1, 2].tobytes()
+        assert given["size"] == [7, 7] and "links" not in given
 
     def test_pooling_loses_no_peak(self) -> None:
         maps = np.random.default_rng(0).uniform(size=(2, 10, 10))
-        small = pooled(maps, 4)
+        small = pooled(maps, (4, 4))
         starts = [0, 2, 5, 7, 10]
         for row, column in np.ndindex(4, 4):
             block = maps[:, starts[row] : starts[row + 1], starts[column] : starts[column + 1]]
             assert (small[:, row, column] == block.max((1, 2))).all()
-        assert pooled(maps, 12) is maps
+        assert pooled(maps, (10, 10)) is maps
+        assert (pooled(maps, (10, 2)) == np.stack([maps[..., :5].max(-1), maps[..., 5:].max(-1)], -1)).all()
 
     def test_a_thousand_tokens_and_every_head_stay_below_three_megabytes(self) -> None:
         found = spread(attended(1000, 1, 1))
         given = document(found)
-        assert given["size"] ** 2 * 144 <= BUDGET and len(given["links"][0][0]["weights"]["data"]) >= LINKS
+        assert np.prod(given["size"]) * 144 <= BUDGET and len(given["links"][0][0]["weights"]["data"]) >= LINKS
         assert len(given["graph"]["units"]) == 40 and given["graph"]["of"] == 1000
         assert len(alone(whole_page([given], "Attention")).encode()) < 3_000_000
 
     def test_maps_that_are_fetched_one_by_one_leave_a_small_document(self) -> None:
         given = document(attended(60, 12, 12), inline=False)
-        assert given["size"] == 40 and len(json.dumps(given)) < 1_200_000
+        assert given["size"] == [40, 40] and "links" not in given and len(json.dumps(given)) < 400_000
+
+    @pytest.mark.parametrize(("queries", "keys"), [(5, 9), (300, 20), (3, 900)])
+    def test_maps_from_one_stream_to_another_keep_to_their_share(self, queries: int, keys: int) -> None:
+        found = streamed(queries, keys, 200, 12)
+        given, crossed = document(found, inline=False), found["text → image"]
+        bytes_ = [np.prod(own["tiles"]["shape"]) for own in given["maps"]]
+        assert [own["name"] for own in given["maps"]] == ["text", "text → image"] and sum(bytes_) <= 1.1 * SMALL
+        own = given["maps"][1]
+        assert "graph" not in own and own["row"] is None and len(own["keys"]) == keys
+        tiles = np.frombuffer(b64decode(own["tiles"]["data"]), np.uint8).reshape(own["tiles"]["shape"])
+        assert tiles.shape[2:] == tuple(own["size"])
+        assert (tiles.max((2, 3)) == quantised(crossed.attention.max((2, 3)))).all()  # no peak is lost
 
 
 def test_many_inputs_and_probes_have_documents(text: dict[str, Explanation]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.cbook import boxplot_stats
 
+from clearhead import Explanation
 from clearhead.bench.statistics import Interval
 from clearhead.show import code_plots, documents, html, plots
 from clearhead.show.documents import document
@@ -99,6 +100,18 @@ class TestDrawn:
         assert page.locator(".ch-said").inner_text().startswith("layer 1, head 0: p ")
         every_fold(page)
         assert [("●" in cell) for cell in planted.locator("td").all_inner_texts()] == [False, False, True, False]
+
+    def test_cells_of_a_notebook_leave_plots_to_those_that_can_draw_them(
+        self, opened: Open, nasty: Explanation
+    ) -> None:
+        text, probe = html.fragment(nasty), html.fragment(probes()["skips"])
+        assert ("PLOTS: {}" in text, "PLOTS: {}" in probe) == (True, False)  # what draws plots is not in every cell
+        first = text.index("<script>")  # both cells stand there before a script runs
+        page = opened(f"<!doctype html><html lang=en><title>t</title><body>{text[:first]}{probe}{text[first:]}")
+        assert page.locator("path.ch-line").count() == 3 and page.locator(".ch-card .ch-u").count() > 0
+        page = opened(f"<!doctype html><html lang=en><title>t</title><body>{probe[: probe.index('<script>')]}{text}")
+        assert page.locator("path.ch-line").count() == 0 and "a figure" in page.locator(".ch-plain").inner_text()
+        assert page.said == []
 
     def test_every_probe_is_drawn(self, opened: Open) -> None:
         found = {kind: document(one) for kind, one in probes().items()}

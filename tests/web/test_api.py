@@ -1,5 +1,6 @@
 """The API: results stream in, cheapest first, in the form of `to_dict()`; every hostile input gets a clear message."""
 
+import io
 import json
 import struct
 import zlib
@@ -11,9 +12,19 @@ import jsonschema
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 import clearhead
+from clearhead.probes import view
+from clearhead.web import Limits
+from clearhead.web.asking import Ask, Input, picture_in
+from clearhead.web.explaining import Explaining, run
+from clearhead.web.heads import Heads
 from clearhead.web.openapi import _schema
+from clearhead.web.pictures import File, file_of, opened
+from clearhead.web.queue import Job
+from clearhead.web.shelf import Held, Shelf
+from tests.show.test_documents import attended
 from tests.web.conftest import MODELS, events, in_base64, png
 
 Make = Callable[..., TestClient]
@@ -78,11 +89,6 @@ def test_a_prompt_a_picture_and_an_example_are_inputs_too(client: httpx.Client) 
 
 
 def test_requests_of_equal_length_share_a_pass_and_get_their_own(sentiment: clearhead.Explainer) -> None:
-    from clearhead.web.asking import Ask
-    from clearhead.web.explaining import Explaining, run
-    from clearhead.web.queue import Job
-    from clearhead.web.shelf import Shelf
-
     held = Shelf({"zoo:sentiment": sentiment})["zoo:sentiment"]
     told: list[list[dict[str, Any]]] = []
     steps = []
@@ -91,7 +97,7 @@ def test_requests_of_equal_length_share_a_pass_and_get_their_own(sentiment: clea
         told.append([])
         job = Job("zoo:sentiment", told[-1].append, 60)
         ask = Ask(model="zoo:sentiment", text=text, target=target, methods=["generic", "attcat"])
-        steps += Explaining(ask, held, None, job).steps()
+        steps += Explaining(ask, held, None, job, Limits()).steps()
     assert len({step.alike for step in steps}) == 1
     rows: list[int] = []
     original = sentiment.explain
@@ -280,9 +286,89 @@ def test_models_say_what_they_take_and_how_they_can_be_explained(client: httpx.C
     assert client.get("/api/model", params={"name": "nope"}).status_code == 422
 
 
-def test_heads_are_shown_where_there_is_one_input(client: httpx.Client) -> None:
-    seen = client.post("/api/attention", json={"model": "zoo:sentiment", "text": TEXT}).json()["view"]
-    assert seen["view"] == "attention"
+def test_heads_are_shown_whatever_the_model_takes(client: httpx.Client) -> None:
+    seen = client.post("/api/attention", json={"model": "zoo:sentiment", "text": TEXT}).json()
+    assert seen["view"]["view"] == "attention" and seen["heads"] is None
     both = {"model": "zoo:pets-clip", "text": "a cat", "image": in_base64(png())}
-    answer = client.post("/api/attention", json=both)
-    assert answer.status_code == 422 and "one thing" in answer.json()["error"]
+    seen = client.post("/api/attention", json=both).json()["view"]
+    assert [own["name"] for own in seen["maps"]] == ["image", "text"]
+    seen = client.post("/api/attention", json={"model": "zoo:spell", "text": "phone"}).json()["view"]
+    assert [own["name"] for own in seen["maps"]] == ["source", "prefix", "prefix → source"]
+    cross = seen["maps"][2]
+    assert cross["keys"] == [*"phone", "</s>"] and cross["tokens"][0] == "</s>" and cross["row"] is None
+    found = client.post("/api/attention", json={"model": "zoo:shapes-detr", "example": 3}).json()["view"]
+    assert "queries → image" in [own["name"] for own in found["maps"]]
+
+
+LONG = "a gripping film but the ending is dull " * 22
+
+
+def test_heads_of_a_long_text_are_fetched_one_by_one(client: httpx.Client, sentiment: clearhead.Explainer) -> None:
+    seen = client.post("/api/attention", json={"model": "zoo:sentiment", "text": LONG}).json()
+    n = len(seen["view"]["tokens"])
+    assert n > 150 and seen["view"]["size"][0] < n
+    whole = client.get(f"/api/heads/{seen['heads']}", params={"layer": 2, "head": 5})
+    assert whole.headers["content-type"] == "application/octet-stream" and len(whole.content) == n * n
+    expected = view(sentiment, LONG).map(2, 5)
+    got = (np.frombuffer(whole.content, np.uint8).reshape(n, n) / 255) ** 2
+    assert np.abs(np.sqrt(got) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
+    for key, params, status in (
+        ("nobody", {"layer": 0, "head": 0}, 404),
+        (seen["heads"], {"layer": 6, "head": 0}, 404),
+        (seen["heads"], {"layer": 0, "head": 0, "name": "other"}, 404),
+        (seen["heads"], {"layer": -1, "head": 0}, 422),
+        (seen["heads"], {"layer": "x", "head": 0}, 422),
+    ):
+        answer = client.get(f"/api/heads/{key}", params=params)
+        assert answer.status_code == status and answer.json()["error"]
+
+
+def test_maps_that_were_not_asked_for_make_room() -> None:
+    heads = Heads(most=3 * 2 * 3 * 10 * 10)
+    keys = [heads.keep({"": attended(10)}) for _ in range(3)]
+    assert len(heads.tile(keys[0], "", 1, 2)) == 100
+    heads.keep({"": attended(10)})
+    assert len(heads.tile(keys[0], "", 0, 0)) == 100  # it was asked for last
+    with pytest.raises(KeyError):
+        heads.tile(keys[1], "", 0, 0)
+    assert heads.shown(attended(400, 2, 4))["heads"] is None  # too large to be kept: summarised
+
+
+def test_no_picture_is_decoded_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    convert = Image.Image.convert
+    monkeypatch.setattr(Image.Image, "convert", lambda *a, **k: decoded.append("") or convert(*a, **k))
+    file = file_of(in_base64(png(30, 20)), Limits())
+    assert file.pixels == 600 and decoded == []
+    assert opened(file, Limits()).size == (30, 20) and decoded != []
+    ask = Input(model="zoo:pets", image=in_base64(png()))
+    assert picture_in(ask, Limits()) is not None and ask.image is None  # nobody waits with the text of it in memory
+
+
+def test_a_picture_that_breaks_off_is_told_when_its_turn_has_come(client: httpx.Client) -> None:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(png(200, 200))).save(buffer, "JPEG")
+    ask = {"model": "zoo:pets", "image": in_base64(buffer.getvalue()[: len(buffer.getvalue()) // 2])}
+    told = events(client, ask)
+    assert [one["message"] for one in told if one["event"] == "problem"] == [
+        "this is no picture that can be opened (damaged): send a PNG, JPEG, WebP, GIF or BMP"
+    ]
+    for path in ("/api/explanations", "/api/attention"):
+        answer = client.post(path, json=ask)
+        assert answer.status_code == 422 and "damaged" in answer.json()["error"]
+
+
+def test_large_pictures_share_no_pass(explainers: dict[str, clearhead.Explainer]) -> None:
+    held, job = Held("zoo:pets", explainers["zoo:pets"]), Job("zoo:pets", lambda event: None, 1.0)
+    asked = {
+        size: Explaining(Ask(model="zoo:pets"), held, File(b"", size), job, Limits()).steps()[0].alike
+        for size in (1000, 20_000_000)
+    }
+    assert asked[1000] is not None and asked[20_000_000] is None
+
+
+def test_why_one_word_and_not_another(client: httpx.Client) -> None:
+    ask = {"model": "zoo:spell", "text": "phone", "target": "F", "against": "V"}
+    (found,) = client.post("/api/explanations", json=ask).json()["explanations"].values()
+    told = next(iter(found["parts"].values()))["target"] if "parts" in found else found["target"]
+    assert told["kind"] == "contrast" and told["name"] == "F − V" and told["against"] == "V"

@@ -153,6 +153,45 @@ def bring(page: Page, how: str, name: str) -> None:
     )
 
 
+def test_heads_of_two_streams_are_chosen_by_name(page: Page) -> None:
+    choose(page, "zoo:spell")
+    page.get_by_label("Text", exact=True).fill("phone")
+    page.get_by_role("button", name="Attention heads").click()
+    heads = page.locator("#head-view")
+    expect(heads).to_contain_text("3 layers of 4 heads")
+    heads.get_by_role("button", name="prefix → source").click()
+    expect(heads).to_contain_text("3 units look at 6 units")
+    heads.get_by_role("button", name="Links").click()
+    ends = heads.locator(".ch-ends").last.locator("li")
+    assert ends.all_inner_texts() == [*"phone", "</s>"]
+    heads.get_by_role("button", name="source", exact=True).click()
+    expect(heads).not_to_contain_text("look at 6")
+
+
+def test_one_head_of_a_long_text_is_whole(page: Page) -> None:
+    fetched: list[str] = []
+    page.on("request", lambda sent: fetched.append(sent.url) if "/api/heads/" in sent.url else None)
+    page.get_by_label("Text", exact=True).fill(f"{TEXT} " * 20)
+    page.get_by_role("button", name="Attention heads").click()
+    heads = page.locator("#head-view")
+    expect(heads).to_contain_text("6 layers of 12 heads", timeout=60_000)
+    heads.get_by_role("combobox", name="Head").select_option("5")
+    expect(heads).to_contain_text("Layer 5, head 5")
+    expect(heads.locator(".ch-head-of canvas")).to_have_attribute(
+        "aria-label", re.compile("^Attention, query by key, 1[0-9][0-9] ×")
+    )
+    assert "head=5" in fetched[-1] and "Summarised" not in heads.locator(".ch-head-of").inner_text()
+
+
+def test_why_one_word_and_not_another(page: Page) -> None:
+    choose(page, "zoo:spell")
+    page.get_by_label("Text", exact=True).fill("phone")
+    page.get_by_label("and not").locator("visible=true").fill("V")
+    explain(page)
+    expect(page.locator("#view")).to_contain_text("F − V")
+    expect(page.locator("#history")).to_contain_text("the prediction, not V")
+
+
 def test_every_head_can_be_looked_at(page: Page) -> None:
     explain(page, TEXT)
     page.get_by_role("button", name="Attention heads").click()

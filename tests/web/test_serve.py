@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import httpx
 import pytest
@@ -16,7 +17,8 @@ TOKEN = "a-token-that-is-long-enough"
 def start(*options: str, token: str | None = None) -> subprocess.Popen[str]:
     environment = {**os.environ, **({} if token is None else {"CLEARHEAD_TOKEN": token})}
     command = [sys.executable, "-m", "clearhead", "serve", "--port", "0", *options]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background are started deaf to it
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=listen)
 
 
 def test_it_says_where_it_is_keeps_its_secret_and_ends_when_told() -> None:

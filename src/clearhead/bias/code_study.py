@@ -79,6 +79,12 @@ class CodeStudy:
         ]
         return sorted(lines, key=lambda line: (line["q"], -abs(line["Cliff's delta"])))
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.code_page import code_sheet
+        from clearhead.show.html import notebook_cell
+
+        return notebook_cell(code_sheet(self))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "schema": "clearhead/code-study",

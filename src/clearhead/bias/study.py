@@ -74,6 +74,12 @@ class Study:
     shown: dict[str, Flow] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.concept_pages import axis_sheet
+        from clearhead.show.html import notebook_cell
+
+        return notebook_cell(axis_sheet(self))
+
     def to_dict(self) -> dict[str, Any]:
         about = {"schema": "clearhead/axis", "version": 1, "model": self.model, "names": self.names}
         about |= {"words": self.words, "pairs": self.pairs, "occurrences": self.occurrences, "settings": self.settings}

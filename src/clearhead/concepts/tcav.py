@@ -62,6 +62,12 @@ class Inquiry:
     samples: list[Sample]
     settings: dict[str, Any]
 
+    def _repr_html_(self) -> str:
+        from clearhead.show.concept_pages import tcav_sheet
+        from clearhead.show.html import notebook_cell
+
+        return notebook_cell(tcav_sheet(self))
+
     def to_dict(self) -> dict[str, Any]:
         about = {"schema": "clearhead/tcav", "version": 1, "model": self.model, "target": self.target}
         relative = [

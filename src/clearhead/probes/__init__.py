@@ -9,17 +9,21 @@ from clearhead.probes.permuting import permutation
 from clearhead.probes.results import ProbeResult
 from clearhead.probes.seeding import seeds
 from clearhead.probes.skipping import skips
+from clearhead.probes.stream_views import StreamsView, by_stream, look
 from clearhead.probes.trading import frontier
 from clearhead.probes.viewing import AttentionView, view
 
 __all__ = [
     "AttentionView",
     "ProbeResult",
+    "StreamsView",
     "adversary",
+    "by_stream",
     "correlation",
     "diagnostic",
     "frontier",
     "heads",
+    "look",
     "permutation",
     "seeds",
     "skips",

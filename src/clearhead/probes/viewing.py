@@ -32,20 +32,23 @@ SAYS = (
 class AttentionView:
     """The attention of one input.
 
-    row: the unit whose row is read; by_depth: raw, rollout and flow of that row, layer × unit
+    row: the unit whose row is read, None where there is no such; by_depth: raw, rollout and flow of that row, or the
+    mean of all rows, layer × unit
+    keys: the units that are looked at, where they are others than those that look
     looks: figures of each head here; beside: the same as means over other inputs, if there are any
     candidates: the probabilities of labels or masked words that were asked about
     """
 
     model: str
     tokens: tuple[str, ...]
-    row: int
+    row: int | None
     prediction: str
     attention: Float[np.ndarray, "layer head query key"]
     by_depth: "dict[str, Float[np.ndarray, 'layer unit']]"
     looks: "dict[str, Float[np.ndarray, 'layer head']]"
     beside: "dict[str, Float[np.ndarray, 'layer head']] | None" = None
     candidates: dict[str, float] = field(default_factory=dict)
+    keys: tuple[str, ...] | None = None
 
     def pattern(self, layer: int, head: int, on_average: bool = False) -> str:
         own = self.beside if on_average and self.beside is not None else self.looks
@@ -71,7 +74,13 @@ class AttentionView:
             for head in range(heads)
         ]
         about = {"schema": "clearhead/attention", "version": 1, "model": self.model, "tokens": self.tokens}
-        rest = {"row": self.row, "prediction": self.prediction, "heads": lines, "by_depth": self.by_depth}
+        rest: dict[str, Any] = {
+            "row": self.row,
+            "prediction": self.prediction,
+            "heads": lines,
+            "by_depth": self.by_depth,
+        }
+        rest |= {} if self.keys is None else {"keys": self.keys}
         rest |= {"candidates": self.candidates}
         return plain({**about, **rest, "attention": self.attention, "says": SAYS})
 
@@ -87,20 +96,22 @@ class AttentionView:
         from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("layer", "pattern of its heads", "entropy", "distance", "sink", "the row that is read sees most"):
+        for name in ("layer", "pattern of its heads", "entropy", "distance", "sink", "seen most"):
             table.add_column(name)
         layers, heads = self.attention.shape[:2]
+        units, (depth, *_) = self.keys or self.tokens, self.by_depth.values()
         for layer in range(layers):
             names = [self.pattern(layer, head) for head in range(heads)]
             counted = ", ".join(f"{names.count(name)} {name}" for name in READINGS if name in names)
             means = [f"{self.looks[name][layer].mean():.2f}" for name in ("entropy", "distance", "sink")]
-            raw = self.by_depth["raw"][layer]
-            seen = ", ".join(f"{self.tokens[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
+            raw = depth[layer]
+            seen = ", ".join(f"{units[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
             table.add_row(str(layer), Text(counted), *means, Text(seen))
         head = f"attention · {self.model} → {self.prediction} · {layers} layers of {heads} heads · "
         asked = ", ".join(f"{name} {share:.4f}" for name, share in self.candidates.items())
         told = [Text(f"probabilities: {asked}")] if asked else []
-        return Group(Text(f"{head}row {self.row} ({self.tokens[self.row]}) is read"), *told, table, Text(SAYS))
+        read = "all rows" if self.row is None else f"row {self.row} ({self.tokens[self.row]}) is read"
+        return Group(Text(head + read), *told, table, Text(SAYS))
 
 
 def view(

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from clearhead.errors import InputError
 from clearhead.show.figures import _INK, _SOFT, Drawing
 from clearhead.show.layout import name
 
@@ -57,7 +58,8 @@ def maps(view: "AttentionView", chosen: Sequence[tuple[int, int]]) -> Figure:
 def by_depth(view: "AttentionView") -> Figure:
     """What the row that is read sees, layer by layer, the deepest on top: raw, rollout and flow; and, where some were
     asked about, the probabilities of candidates."""
-    width, count = 1.0 + 0.3 * len(view.tokens), len(view.by_depth)
+    width, count = 1.0 + 0.3 * len(view.keys or view.tokens), len(view.by_depth)
+    read = "" if view.row is None else f", row of {name(view.tokens[view.row])}"
     ratios = [width] * count + [0.8 + 0.4 * len(view.candidates)] * bool(view.candidates)
     figure = Drawing(figsize=(sum(ratios), 1.6 + 0.26 * len(view.attention)), layout="constrained")
     every = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
@@ -69,7 +71,7 @@ def by_depth(view: "AttentionView") -> Figure:
         bars.tick_params(labelsize=7)
     for axes, (kind, rows) in zip(every[:count], view.by_depth.items(), strict=True):
         axes.imshow(rows, cmap="Blues", origin="lower", aspect="auto", vmin=0)
-        axes.set_title(f"{kind}, row of {name(view.tokens[view.row])}", fontsize=8, color=_INK, parse_math=False)
+        axes.set_title(f"{kind}{read}", fontsize=8, color=_INK, parse_math=False)
         axes.set_ylabel("layer", fontsize=7, color=_SOFT)
         _names(axes, view, "x")
     return figure
@@ -77,6 +79,8 @@ def by_depth(view: "AttentionView") -> Figure:
 
 def graph(view: "AttentionView") -> Figure:
     """Columns are layers, nodes units; a line is as strong as the weight from the unit to the one that it looks at."""
+    if view.keys is not None:
+        raise InputError("a layered graph is of units that look at one another; these look at another stream's")
     layers, n = len(view.attention), len(view.tokens)
     figure = Drawing(figsize=(2.0 + 1.1 * layers, 0.8 + 0.24 * n), layout="constrained")
     axes = figure.subplots()
@@ -95,7 +99,7 @@ def graph(view: "AttentionView") -> Figure:
 
 
 def _names(axes: Axes, view: "AttentionView", side: str) -> None:
-    labels = [name(token) for token in view.tokens]
+    labels = [name(token) for token in (view.keys or view.tokens if side == "x" else view.tokens)]
     ticks = range(len(labels))
     if side == "x":
         axes.set_xticks(ticks, labels, rotation=90, fontsize=7, parse_math=False)

@@ -1,5 +1,6 @@
 """Attention as a document: every head's map in bytes, pooled where a page would grow too large, and strong links."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from clearhead.show.layout import name
 from clearhead.show.packing import packed, quantised, tiles
 
 if TYPE_CHECKING:
+    from clearhead.probes.stream_views import StreamsView
     from clearhead.probes.viewing import AttentionView
 
 #: How many bytes all maps of a page take at most, and all that stand beside maps which are fetched one by one.
@@ -20,15 +22,17 @@ LINKS = 400
 NODES, INTO = 40, 4
 
 
-def attention(found: "AttentionView", inline: bool = True) -> Document:
+def attention(found: "AttentionView", inline: bool = True, budget: int | None = None) -> Document:
     """The document of one input's attention.
 
-    inline: whether a page must do with it alone; if not, it may fetch each head's `tile`
+    inline: whether a page must do with it alone; if not, it may fetch each head's whole map
+    budget: the most bytes that all maps of it take
     """
     from clearhead.probes.viewing import SAYS
 
-    layers, heads, n, _ = found.attention.shape
-    size = min(n, max(1, int(np.sqrt((BUDGET if inline else SMALL) / (layers * heads)))))
+    layers, heads, high, wide = found.attention.shape
+    room = (budget or (BUDGET if inline else SMALL)) / (layers * heads)
+    size = fitted(high, wide, room)
     made = view(
         "attention",
         heading=f"What it attends to: {name(found.prediction)}",
@@ -36,32 +40,56 @@ def attention(found: "AttentionView", inline: bool = True) -> Document:
         prediction=name(found.prediction),
         tokens=[name(token) for token in found.tokens],
         row=found.row,
-        size=size,
+        size=list(size),
         tiles=tiles(quantised(pooled(found.attention, size))),
         patterns=[[found.pattern(layer, head) for head in range(heads)] for layer in range(layers)],
         depth={kind: packed(np.asarray(rows), _full(rows)) for kind, rows in found.by_depth.items()},
-        graph=_graph(found.attention.mean(1), found.by_depth),
         says=SAYS,
     )
+    if found.keys is None:
+        made["graph"] = _graph(found.attention.mean(1), found.by_depth)
+    else:
+        made["keys"] = [name(token) for token in found.keys]
     if found.beside is not None:
         made["beside"] = [[found.pattern(layer, head, True) for head in range(heads)] for layer in range(layers)]
-    if size < n:
+    if size != (high, wide) and inline:
         made["links"] = [[_strongest(found.attention[layer, head]) for head in range(heads)] for layer in range(layers)]
     return made
 
 
-def tile(found: "AttentionView", layer: int, head: int) -> bytes:
-    """One head's whole map, a byte for each weight's square root, query by query."""
-    return quantised(found.map(layer, head)).tobytes()
+def by_stream(found: "StreamsView", inline: bool = True) -> Document:
+    """The maps of each stream, and those from one to another, to choose from."""
+    room, total = BUDGET if inline else SMALL, sum(own.attention.size for own in found.maps.values())
+    share = min(1.0, room / total)
+    maps = [
+        {"name": name(title), **attention(own, inline, math.ceil(share * own.attention.size))}
+        for title, own in found.maps.items()
+    ]
+    heading = f"What it attends to: {name(found.prediction)}"
+    return view("streams", heading=heading, model=name(found.model), maps=maps)
 
 
-def pooled(maps: Float[np.ndarray, "*maps n n"], size: int) -> Float[np.ndarray, "*maps {size} {size}"]:
+def fitted(high: int, wide: int, room: float) -> tuple[int, int]:
+    """How many rows and columns of a map have room, in the shape that it has.
+
+    >>> fitted(10, 20, 200), fitted(100, 400, 400), fitted(1, 900, 100)
+    ((10, 20), (10, 40), (1, 100))
+    """
+    share = min(1.0, float(np.sqrt(room / (high * wide))))
+    rows = max(1, int(high * share))
+    return rows, max(1, min(wide, int(room / rows) if rows == 1 else int(wide * share)))
+
+
+def pooled(
+    maps: Float[np.ndarray, "*maps high wide"], size: tuple[int, int]
+) -> Float[np.ndarray, "*maps {size[0]} {size[1]}"]:
     """The largest weight in each block, so that nothing that stands out is lost."""
-    n = maps.shape[-1]
-    if size >= n:
-        return maps
-    starts: Int[np.ndarray, size] = np.arange(size) * n // size
-    return np.maximum.reduceat(np.maximum.reduceat(maps, starts, axis=-2), starts, axis=-1)
+    for axis, blocks in zip((-2, -1), size, strict=True):
+        n = maps.shape[axis]
+        if blocks < n:
+            starts: Int[np.ndarray, blocks] = np.arange(blocks) * n // blocks
+            maps = np.maximum.reduceat(maps, starts, axis=axis)
+    return maps
 
 
 def _full(rows: Float[np.ndarray, "layer unit"]) -> float:
@@ -72,7 +100,8 @@ def _full(rows: Float[np.ndarray, "layer unit"]) -> float:
 def _strongest(weights: Float[np.ndarray, "query key"]) -> Document:
     """The strongest links of one head: where from, where to, how strong."""
     flat = weights.ravel()
-    most = np.argpartition(flat, -LINKS)[-LINKS:]  # maps are pooled only where they have far more weights than this
+    count = min(LINKS, flat.size)
+    most = np.argpartition(flat, -count)[-count:]
     query, key = np.unravel_index(most[np.lexsort((most, -flat[most]))], weights.shape)
     ends: Int[np.ndarray, "link 2"] = np.stack([query, key], 1).astype("<u2")
     strengths: UInt8[np.ndarray, link] = quantised(weights[query, key])
@@ -85,7 +114,7 @@ def _strongest(weights: Float[np.ndarray, "query key"]) -> Document:
 def _graph(mean: Float[np.ndarray, "layer query key"], depth: "dict[str, Any]") -> Document:
     """Layers one above the other: the units that matter most, and the strongest links into each."""
     n = mean.shape[-1]
-    told = np.asarray(depth.get("rollout", depth["raw"]))
+    told = np.asarray(depth.get("rollout", next(iter(depth.values()))))
     kept = np.sort(np.argsort(-np.nan_to_num(told).max(0), kind="stable")[:NODES]) if n > NODES else np.arange(n)
     links = []
     for layer, weights in enumerate(mean[:, kept][:, :, kept]):

@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.bias.groups import RATE
 from clearhead.show import code_plots
 from clearhead.show.documents import Document
-from clearhead.show.sheets import panel, said, section, table, write
+from clearhead.show.sheets import panel, said, section, sheet, table, write
 
 if TYPE_CHECKING:
     from clearhead.bias.code_study import CodeStudy
@@ -30,12 +30,16 @@ MOST = 30
 
 
 def code_page(found: "CodeStudy", path: str | Path) -> Path:
+    return write(path, code_sheet(found))
+
+
+def code_sheet(found: "CodeStudy") -> Document:
     """Rightness, classes, parts, right against wrong, the detector, and what another model does."""
     parts: list[Document | None] = [_rightness(found), _classes(found), _parts(found), _groups(found)]
     parts += [_attribution(found), _detector(found), _change(found)]
     told = ", ".join(f"{name} {said(value)}" for name, value in found.settings.items())
     left_out = "".join(f" Not done: {words}." for words in found.left_out)
-    return write(path, f"clearhead · {found.model}", "Syntax in a code model", parts, f"{told}.{left_out}")
+    return sheet(f"clearhead · {found.model}", "Syntax in a code model", parts, f"{told}.{left_out}")
 
 
 def _rightness(found: "CodeStudy") -> Document:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.bench.statistics import Interval
 from clearhead.show import concept_plots
 from clearhead.show.documents import Document
-from clearhead.show.sheets import panel, said, section, table, write
+from clearhead.show.sheets import panel, said, section, sheet, table, write
 
 if TYPE_CHECKING:
     from clearhead.bias.gender import Flow
@@ -35,6 +35,10 @@ PRONOUNS = (
 
 
 def tcav_page(found: "Inquiry", path: str | Path) -> Path:
+    return write(path, tcav_sheet(found))
+
+
+def tcav_sheet(found: "Inquiry") -> Document:
     heads = ["concept", "layer", "TCAV", "interval", "accuracy", "mean S", "mean |S|", "effect", "p (random)", "p (½)"]
     rows = [
         [
@@ -64,25 +68,28 @@ def tcav_page(found: "Inquiry", path: str | Path) -> Path:
             "Where in the input", *shown, note="g·v of every unit, the mean vector of each concept; below zero: away."
         )
     )
-    return write(
-        path, f"clearhead · {found.model}", f"Concepts behind {found.target}", parts, _settings(found.settings)
-    )
+    return sheet(f"clearhead · {found.model}", f"Concepts behind {found.target}", parts, _settings(found.settings))
 
 
 def directions_page(directions: "Directions", model: str, path: str | Path, settings: Mapping[str, Any]) -> Path:
     names = next(iter(directions.values())).names
     parts = [_by_layer(directions)]
-    return write(path, f"clearhead · {model}", f"From {names[1]} to {names[0]}", parts, _settings(settings))
+    title = f"From {names[1]} to {names[0]}"
+    return write(path, sheet(f"clearhead · {model}", title, parts, _settings(settings)))
 
 
 def removal_page(
     costs: Mapping[str, Mapping[str, Interval]], model: str, path: str | Path, settings: Mapping[str, Any]
 ) -> Path:
     parts = [section("What removing costs on the model’s own task", _costs(costs))]
-    return write(path, f"clearhead · {model}", "Without the direction", parts, _settings(settings))
+    return write(path, sheet(f"clearhead · {model}", "Without the direction", parts, _settings(settings)))
 
 
 def axis_page(found: "Study", path: str | Path) -> Path:
+    return write(path, axis_sheet(found))
+
+
+def axis_sheet(found: "Study") -> Document:
     """Layers, maps, likeness, ranks, pronouns, pairs of people, costs."""
     parts: list[Document | None] = [
         _by_layer(found.directions),
@@ -108,7 +115,7 @@ def axis_page(found: "Study", path: str | Path) -> Path:
     ]
     title = f"{found.names[0]} and {found.names[1]}, layer by layer"
     told = {**found.settings, "word pairs": found.pairs, "sentences": found.occurrences}
-    return write(path, f"clearhead · {found.model}", title, parts, _settings(told))
+    return sheet(f"clearhead · {found.model}", title, parts, _settings(told))
 
 
 def _by_layer(directions: "Directions") -> Document:

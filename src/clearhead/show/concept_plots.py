@@ -106,8 +106,9 @@ def by_layer(directions: "Directions") -> list[Document]:
 def likeness(sets: "Sequence[OfSet]") -> Document:
     """Cosine distance of AttCAT and DR, set by set; a line across each bar is that of independent profiles."""
     cells = [
-        one.similarity
-        and plots.cell(
+        None
+        if one.similarity is None
+        else plots.cell(
             one.similarity.distances["cosine"],
             level=one.similarity.chance["cosine"],
             mark=f"p {one.similarity.p:.2g}",

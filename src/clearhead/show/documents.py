@@ -29,6 +29,8 @@ VERSION = 1
 MOMENTS = 400
 
 Document = dict[str, Any]
+#: The views that `assets/plots.js` draws.
+PLOTS = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
 
 
 def document(
@@ -40,12 +42,13 @@ def document(
     options: those of the kind of result
     """
     from clearhead.probes.results import ProbeResult
+    from clearhead.probes.stream_views import StreamsView
     from clearhead.probes.viewing import AttentionView
 
-    if isinstance(result, AttentionView):
-        from clearhead.show.attention import attention
+    if isinstance(result, AttentionView | StreamsView):
+        from clearhead.show.attention import attention, by_stream
 
-        return attention(result, **options)
+        return attention(result, **options) if isinstance(result, AttentionView) else by_stream(result, **options)
     if isinstance(result, Aggregate):
         from clearhead.show.summaries import aggregate
 
@@ -65,6 +68,11 @@ def document(
 
 def view(kind: str, **parts: Any) -> Document:
     return {"schema": "clearhead/view", "version": VERSION, "view": kind, **parts}
+
+
+def has_plots(given: Document) -> bool:
+    """Whether any part of a document is a plot."""
+    return given["view"] in PLOTS or any(map(has_plots, [*given.get("parts", ()), *given.get("more", ())]))
 
 
 def whole_page(parts: Sequence[Document], title: str, eyebrow: str = "clearhead", foot: str = "") -> Document:
@@ -117,7 +125,7 @@ def one_input(group: Sequence[AnyExplanation], evidence: Collection[int] | None 
 
 
 def heading(group: Sequence[AnyExplanation]) -> str:
-    return wording.heading(group[0]) if _one_target(group) else "Why?"
+    return _question(group[0]) if _one_target(group) else "Why?"
 
 
 def labelled(group: Sequence[AnyExplanation]) -> dict[str, AnyExplanation]:

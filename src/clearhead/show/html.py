@@ -51,21 +51,25 @@ def page_of(result: Any, title: str | None = None, **options: Any) -> str:
 
 def alone(given: Document) -> str:
     """A page that needs nothing but itself: the document, its plain form, the renderer and its style."""
-    return _page(str(given["title"]), joined(data(given), tag("div", plain_form(given), class_="ch-plain")))
+    source = bundle.script(documents.has_plots(given))
+    head = tag("head", *_head(str(given["title"]), source))
+    main = tag("main", _inside(given), class_="clearhead ch-page")
+    return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(source)}</body></html>\n'
 
 
-def _page(title: str, body: Markup) -> str:
-    head = tag("head", *_head(title))
-    main = tag("main", body, class_="clearhead ch-page")
-    return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(bundle.script())}</body></html>\n'
+def _inside(given: Document) -> Markup:
+    return joined(data(given, documents.has_plots(given)), tag("div", plain_form(given), class_="ch-plain"))
 
 
 def fragment(result: Any, **options: Any) -> str:
     """A piece of a page, for notebooks; its styles stay inside it."""
-    given = document(result, **options)
-    inside = joined(data(given), tag("div", plain_form(given), class_="ch-plain"))
-    made = tag("div", inside, class_="clearhead ch-fragment")
-    return joined(style_sheet(bundle.style()), made, script(bundle.script()))
+    return notebook_cell(document(result, **options))
+
+
+def notebook_cell(given: Document) -> str:
+    """The same of a document."""
+    made = tag("div", _inside(given), class_="clearhead ch-fragment")
+    return joined(style_sheet(bundle.style()), made, script(bundle.script(documents.has_plots(given))))
 
 
 def _scaled(explanations: Sequence[AnyExplanation]) -> str:
@@ -73,9 +77,9 @@ def _scaled(explanations: Sequence[AnyExplanation]) -> str:
     return "each method’s by its largest score" + (" in each stream" if several else "")
 
 
-def _head(title: str) -> Iterable[Markup]:
+def _head(title: str, source: str) -> Iterable[Markup]:
     # Even if something escaped our escaping, the browser would run no script but ours and fetch nothing.
-    digest = b64encode(sha256(bundle.script().encode()).digest()).decode()
+    digest = b64encode(sha256(source.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     yield tag("meta", charset="utf-8")
     yield tag("meta", http_equiv="Content-Security-Policy", content=f"{policy}; base-uri 'none'; form-action 'none'")

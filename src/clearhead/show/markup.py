@@ -56,8 +56,12 @@ def script(source: str) -> Markup:
     return Markup(f"<script>{source}</script>")
 
 
-def data(value: Any) -> Markup:
-    """Data for machines; JSON itself can write what is dangerous as escapes, so that no text can end the element."""
+def data(value: Any, plots: bool = False) -> Markup:
+    """Data for machines; JSON itself can write what is dangerous as escapes, so that no text can end the element.
+
+    plots: it is left to a script that can draw them, where another stands in the same notebook
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     text = _DANGEROUS.sub(lambda sign: f"\\u{ord(sign.group()):04x}", text)
-    return Markup(f'<script type="application/json" class="ch-data">{text}</script>')
+    needs = " data-plots" if plots else ""
+    return Markup(f'<script type="application/json" class="ch-data"{needs}>{text}</script>')

@@ -49,6 +49,11 @@ def _attention(given: Document) -> Markup:
     return tag("section", tag("h2", given["heading"]), about, _table("What each head looks at", rows))
 
 
+def _streams(given: Document) -> Markup:
+    parts = [joined(tag("h3", own["name"]), plain_form(own)) for own in given["maps"]]
+    return tag("section", tag("h2", given["heading"]), *parts)
+
+
 def _numbered(patterns: Sequence[Sequence[str]]) -> Iterable[tuple[int, Iterable[tuple[int, str]]]]:
     return ((layer, enumerate(own)) for layer, own in enumerate(patterns))
 
@@ -173,6 +178,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "page": _page,
     "input": _input,
     "attention": _attention,
+    "streams": _streams,
     "aggregate": _aggregate,
     "probe": _probe,
     "curves": _curves,

@@ -13,11 +13,15 @@ from clearhead.show.html import alone
 from clearhead.show.layout import name
 
 
-def write(path: str | Path, eyebrow: str, title: str, sections: Iterable[Document | None], foot: str) -> Path:
+def sheet(eyebrow: str, title: str, sections: Iterable[Document | None], foot: str) -> Document:
+    """The sections of one page."""
+    return whole_page([part for part in sections if part], name(title), name(eyebrow), name(foot))
+
+
+def write(path: str | Path, given: Document) -> Path:
     """One self-contained page with the look of all pages."""
-    page = alone(whole_page([part for part in sections if part], name(title), name(eyebrow), name(foot)))
     with whole(path) as partial:
-        partial.write_text(page, encoding="utf-8")
+        partial.write_text(alone(given), encoding="utf-8")
     return Path(path)
 
 

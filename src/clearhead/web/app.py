@@ -3,32 +3,34 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import clearhead
-from clearhead.errors import ClearheadError, InputError
-from clearhead.show.documents import document
-from clearhead.subjects.base import How
+from clearhead.errors import ClearheadError
+from clearhead.probes import look
 from clearhead.web import saved
 from clearhead.web.answering import Answer, failed, invalid, json_of, refuse, turn_away
 from clearhead.web.asking import Ask, Input, Shared, Shown, check, inputs_of, picture_in
 from clearhead.web.explaining import Explaining, rehearse
 from clearhead.web.files import asset, page_file
 from clearhead.web.guard import Guard
+from clearhead.web.heads import Heads
 from clearhead.web.limits import Limits
 from clearhead.web.openapi import EVENTS, FORMS, answers, described
+from clearhead.web.pictures import File, opened
 from clearhead.web.queue import Full, Queue
-from clearhead.web.shelf import Follow, Shelf, zoo_names
+from clearhead.web.shelf import Follow, Held, Shelf, zoo_names
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
+Number = Annotated[int, Query(ge=0, lt=10_000)]
 #: What it costs, in passes, to try every method of a model, and to look at every head of an input.
 TRYING, LOOKING = 50.0, 8.0
 
@@ -74,6 +76,7 @@ class Site:
 
     def __init__(self, shelf: Shelf, limits: Limits) -> None:
         self.shelf, self.limits, self.queue = shelf, limits, Queue(limits)
+        self.heads = Heads(limits.map_bytes)
 
     @asynccontextmanager
     async def alive(self, app: FastAPI) -> AsyncIterator[None]:
@@ -97,6 +100,7 @@ class Site:
         post("/api/explain", self.explain, responses=answers(413, 422, 429, ok=EVENTS))
         post("/api/explanations", self.explanations, responses=answers(413, 422, 429, ok=FORMS["explanations"]))
         post("/api/attention", self.attention, responses=answers(413, 422, 429))
+        get("/api/heads/{key}", self.head, responses=answers(404, 422, ok=FORMS["head"]))
         post("/api/open", self.open, responses=answers(413, 422, ok=FORMS["shown"]), openapi_extra=FORMS["file"])
         post("/api/view", self.view, responses=answers(413, 422))
         post("/api/share", self.share, responses=answers(413, 422, ok=FORMS["shared"]))
@@ -137,22 +141,29 @@ class Site:
 
     async def attention(self, request: Request, ask: Input) -> Response:
         """The attention of one input: every head, as the page draws it."""
-        check(ask, self.limits)
-        held, picture = self.shelf[ask.model], await run_in_threadpool(picture_in, ask, self.limits)
+        held, file = await self._admitted(ask)
 
-        def look() -> dict[str, Any]:
-            from clearhead.probes import view
-
+        def made() -> dict[str, Any]:
             ex = held.explainer
-            if len(ex.subject.takes) > 1:
-                raise InputError(f"heads are shown for models that read one thing; {ask.model} takes several")
-            (given,) = inputs_of(ask, ex.subject, picture).values()
-            units = max(len(axis) for one in ex.subject.samples(given, How()) for axis in one.axes.values())
-            if units > self.limits.units:
-                raise InputError(f"the input has {units:,} units: heads are shown for up to {self.limits.units:,}")
-            return {"view": document(view(ex, given))}
+            given = inputs_of(ask, ex.subject, None if file is None else opened(file, self.limits))
+            return self.heads.shown(look(ex, given, self.limits.units))
 
-        return await self._answer(request, ask.model).computed(held, look, LOOKING)
+        return await self._answer(request, ask.model).computed(held, made, LOOKING)
+
+    async def head(
+        self, key: str, layer: Number, head: Number, name: Annotated[str, Query(max_length=200)] = ""
+    ) -> Response:
+        """The whole map of one head that was looked at: a byte for each weight's square root, row by row.
+
+        key: what `POST /api/attention` said; name: of its maps, where there are several
+        """
+        try:
+            content = await run_in_threadpool(self.heads.tile, key, name, layer, head)
+        except KeyError:
+            raise HTTPException(
+                404, "there is no such head, or it is kept no longer: look at the heads again"
+            ) from None
+        return Response(content, media_type="application/octet-stream")
 
     async def open(self, request: Request) -> Response:
         """Look at a saved explanation: the bytes of a .safetensors or .json file."""
@@ -183,12 +194,16 @@ class Site:
         return json_of({"cancelled": job})
 
     async def _asked(self, request: Request, ask: Ask, with_view: bool) -> Answer:
-        check(ask, self.limits)
-        self.queue.check_room()  # before a picture is unpacked
-        held, picture = self.shelf[ask.model], await run_in_threadpool(picture_in, ask, self.limits)
+        held, file = await self._admitted(ask)
         answer = self._answer(request, ask.model)
-        answer.submit(Explaining(ask, held, picture, answer.job, with_view).steps())
+        answer.submit(Explaining(ask, held, file, answer.job, self.limits, with_view).steps())
         return answer
+
+    async def _admitted(self, ask: Input) -> tuple[Held, File | None]:
+        """The model and the picture, looked at from outside alone: nothing is decoded for those who wait."""
+        check(ask, self.limits)
+        self.queue.check_room()
+        return self.shelf[ask.model], await run_in_threadpool(picture_in, ask, self.limits)
 
     def _answer(self, request: Request, model: str) -> Answer:
         return Answer(self.queue, model, self.limits.seconds, request)

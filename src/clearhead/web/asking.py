@@ -8,7 +8,7 @@ from clearhead.errors import InputError, unknown
 from clearhead.methods.base import REGISTRY
 from clearhead.targets import Answer, Contrast, Generated, Placed, Query, TokenLabel
 from clearhead.web.limits import Limits
-from clearhead.web.pictures import picture_of
+from clearhead.web.pictures import File, file_of
 
 if TYPE_CHECKING:
     from clearhead.subjects.base import Subject
@@ -108,8 +108,12 @@ def _example(model: str, number: int) -> dict[str, Any]:
     return found
 
 
-def picture_in(ask: Input, limits: Limits) -> Any:
-    return None if ask.image is None else picture_of(ask.image, limits)
+def picture_in(ask: Input, limits: Limits) -> File | None:
+    """The picture of a request as a file; it is decoded when its turn has come. The text that it came as is let go."""
+    if ask.image is None:
+        return None
+    sent, ask.image = ask.image, None
+    return file_of(sent, limits)
 
 
 def target_of(ask: Ask, subject: "Subject") -> Any:

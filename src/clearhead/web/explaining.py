@@ -11,7 +11,8 @@ from clearhead.show.documents import document
 from clearhead.subjects.base import How
 from clearhead.web.asking import Ask, inputs_of, target_of
 from clearhead.web.costs import in_order, passes_of, samples_of
-from clearhead.web.pictures import as_url
+from clearhead.web.limits import Limits
+from clearhead.web.pictures import File, as_url, opened
 from clearhead.web.queue import Event, Job, Step, log, said
 from clearhead.web.shelf import Held
 from clearhead.web.watching import Stopped, watching
@@ -22,16 +23,22 @@ if TYPE_CHECKING:
 
 #: How often progress is told, in seconds.
 OFTEN = 0.2
+#: A picture of more pixels than this shares its pass with no other: decoded, all of them are in memory at once.
+LARGE = 4_000_000
 
 
 @dataclass(eq=False)
 class Explaining:
-    """What one request asked for, and what was found so far."""
+    """What one request asked for, and what was found so far.
+
+    file: its picture; it is decoded for each pass and let go after it, so that those who wait take no room
+    """
 
     ask: Ask
     held: Held
-    picture: Any
+    file: File | None
     job: Job
+    limits: Limits
     with_view: bool = True
     found: "dict[str, AnyExplanation]" = field(default_factory=dict)
 
@@ -43,10 +50,12 @@ class Explaining:
         """What requests must share to share a pass: all but input and target."""
         if self.ask.answer is not None or self.ask.example is not None or _cost(group) > passes_of("generic"):
             return None
+        if self.file is not None and self.file.pixels > LARGE:
+            return None
         return (self.ask.model, tuple(group), self.ask.scale, self.ask.max_new_tokens)
 
     def arguments(self, ex: "Explainer") -> dict[str, Any]:
-        given = inputs_of(self.ask, ex.subject, self.picture)
+        given = inputs_of(self.ask, ex.subject, None if self.file is None else opened(self.file, self.limits))
         return given if len(ex.subject.takes) > 1 else {"inputs": next(iter(given.values()))}
 
     def take(self, explanations: "Mapping[str, AnyExplanation]") -> None:
@@ -136,11 +145,11 @@ def _together(ex: "Explainer", asked: Sequence[Explaining], methods: list[str]) 
 
 
 def _length(one: Explaining, ex: "Explainer") -> tuple[int, ...]:
-    given = one.arguments(ex)
-    if "inputs" not in given:
+    if len(ex.subject.takes) > 1:
         return (-1, id(one))  # of a text and a picture: alone
-    if one.picture is not None:
+    if one.file is not None:
         return (-1,)  # pictures are brought to one size
+    given = one.arguments(ex)
     return tuple(sum(map(len, sample.axes.values())) for sample in ex.subject.samples(given["inputs"], How()))
 
 

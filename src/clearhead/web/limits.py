@@ -11,7 +11,7 @@ class Limits:
     seconds: from a request to the end of its answer, waiting included; what is not done by then is given up
     patience: after so many seconds a request is no longer passed by cheaper ones
     together: requests of equal length that may share a pass
-    units: of an input whose heads are looked at one by one
+    units: of an input whose heads are looked at one by one; map_bytes: of all heads' maps that are kept to be looked at
     """
 
     waiting: int = 64
@@ -24,6 +24,7 @@ class Limits:
     pixels: int = 24_000_000
     characters: int = 20_000
     units: int = 1024
+    map_bytes: int = 128 * 2**20
     methods: int = 12
     explanations: int = 24
     reading_seconds: float = 30.0

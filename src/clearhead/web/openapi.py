@@ -62,6 +62,10 @@ FORMS: dict[str, Any] = {
             }
         },
     },
+    "head": {
+        "description": "The map, query by key.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    },
     "shared": {
         "description": "The file.",
         "content": {"text/html": {"schema": {"type": "string"}}, "application/octet-stream": {}},

@@ -9,9 +9,22 @@ import { cursor, hush, tell } from "./tip.js";
 const weightOf = (byte) => (byte / 255) ** 2;
 const said = (weight) => number(weight, 2);
 
+// Which stream looks at which is chosen by name; each choice keeps what it has drawn.
+export const streams = (document_, options = {}) => {
+  const box = h("div"), drawn = [];
+  const show = (place) => {
+    const own = document_.maps[place];
+    drawn[place] ??= attention(own, { ...options, head: false, tile: options.tile && ((layer, head) => options.tile(layer, head, own.name)) });
+    box.replaceChildren(drawn[place]);
+  };
+  show(0);
+  return h("div", { class: "ch-input ch-chosen-of" }, options.head !== false && h("h2", null, document_.heading),
+    h("div", { class: "ch-picks" }, h("span", null, "Who looks at whom"), choice("Who looks at whom", document_.maps.map(({ name }) => name), 0, show)), box);
+};
+
 export const attention = (document_, options = {}) => {
-  const { tokens, patterns, tiles, size } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
-  const area = size * size, exact = size === tokens.length;
+  const { tokens, keys = tokens, patterns, tiles } = document_, bytes = unpacked(tiles), [layers, heads] = tiles.shape;
+  const size = sizeOf(document_), area = size[0] * size[1], exact = size[0] === tokens.length && size[1] === keys.length;
   const tileOf = (layer, head) => bytes.subarray((layer * heads + head) * area, (layer * heads + head + 1) * area);
   const state = { layer: layers - 1, head: 0, way: 0 };
   const below = h("div", { class: "ch-head-of" });
@@ -20,7 +33,7 @@ export const attention = (document_, options = {}) => {
     layerOf.value = layer;
     headOf.value = head;
     overview.choose(layer, head);
-    const whole = exact ? tileOf(layer, head) : await options.tile?.(layer, head);
+    const whole = exact ? tileOf(layer, head) : await options.tile?.(layer, head).catch(() => null); // one that is kept no longer is drawn pooled
     if (state.layer !== layer || state.head !== head) return; // another was chosen while this one came
     below.replaceChildren(...oneHead(document_, layer, head, whole, tileOf(layer, head), state));
   };
@@ -33,7 +46,7 @@ export const attention = (document_, options = {}) => {
   show(state.layer, 0);
   return h("section", { class: "ch-input ch-attention" },
     options.head !== false && h("h2", null, document_.heading),
-    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${tokens.length} units · the row of ${tokens[document_.row]} is read`),
+    h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${keys === tokens ? "" : `${tokens.length} units look at `}${keys.length} units${document_.row === null ? "" : ` · the row of ${tokens[document_.row]} is read`}`),
     h("div", { class: "ch-panels" },
       h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top. Choose a head to look at it."), overview),
       h("div", { class: "ch-panel" }, h("h3", null, "One head"),
@@ -41,6 +54,9 @@ export const attention = (document_, options = {}) => {
     h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depth(document_)),
     h("p", { class: "ch-note" }, document_.says));
 };
+
+// Rows and columns of the maps in the document; those of earlier versions are square.
+const sizeOf = ({ size }) => (Array.isArray(size) ? size : [size, size]);
 
 // Small maps side by side on one canvas, the deepest layer on top.
 const everyHead = (layers, heads, size, tileOf, told, choose) => {
@@ -54,7 +70,7 @@ const everyHead = (layers, heads, size, tileOf, told, choose) => {
   const maps = () => {
     const made = h("canvas", { width: width * scale, height: height * scale }), context = made.getContext("2d"), dark = isDark(canvas);
     context.scale(scale, scale);
-    context.imageSmoothingEnabled = size > edge;
+    context.imageSmoothingEnabled = Math.max(...size) > edge;
     context.font = "11px ui-sans-serif, system-ui, sans-serif";
     context.fillStyle = styled(canvas.parentElement, "--soft");
     context.textAlign = "center";
@@ -65,7 +81,7 @@ const everyHead = (layers, heads, size, tileOf, told, choose) => {
       context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
       for (let head = 0; head < heads; head++) {
         const at = corner(layer, head);
-        context.drawImage(cells(tileOf(layer, head), size, size, 255, dark, true), ...at, edge, edge);
+        context.drawImage(cells(tileOf(layer, head), ...size, 255, dark, true), ...at, edge, edge);
         context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
       }
     }
@@ -113,7 +129,7 @@ const everyHead = (layers, heads, size, tileOf, told, choose) => {
 
 // whole: every weight in bytes, if there is one; pooled: the largest in each block.
 const oneHead = (document_, layer, head, whole, pooled, state) => {
-  const { tokens, size, patterns, beside } = document_, n = tokens.length, box = h("div");
+  const { tokens, keys = tokens, patterns, beside } = document_, size = sizeOf(document_), square = keys === tokens, n = keys.length, box = h("div");
   const average = beside ? `; on average ${beside[layer][head]}` : "";
   const show = (way) => {
     state.way = way;
@@ -121,26 +137,28 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
   };
   const map = () => {
     if (whole) {
-      return matrix({ rows: tokens, columns: tokens, values: whole, full: 255, weights: true, square: true, largest: 22, room: 560, table: false,
-        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${tokens[key]}`, said(weightOf(whole[query * n + key]))]] });
+      return matrix({ rows: tokens, columns: keys, values: whole, full: 255, weights: true, square, largest: 22, room: 560, table: false,
+        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] });
     }
-    const start = (block) => Math.floor(block * n / size), names = Array.from({ length: size }, (_, block) => `${start(block)} ${tokens[start(block)]} …`);
-    return h("div", null, matrix({ rows: names, columns: names, values: pooled, full: 255, weights: true, square: true, room: 560, largest: 6, table: false,
-      label: "Attention, blocks of units", told: (query, key) => [[`${names[query]} → ${names[key]}`, `at most ${said(weightOf(pooled[query * size + key]))}`]] }),
-    h("p", { class: "ch-note" }, `Summarised: ${n} units in ${size} blocks, the largest weight of each.`));
+    const blocks = (units, count) => Array.from({ length: count }, (_, block) => { const start = Math.floor(block * units.length / count); return `${start} ${units[start]}${count < units.length ? " …" : ""}`; });
+    const rows = blocks(tokens, size[0]), columns = blocks(keys, size[1]);
+    return h("div", null, matrix({ rows, columns, values: pooled, full: 255, weights: true, square, room: 560, largest: 6, table: false,
+      label: "Attention, blocks of units", told: (query, key) => [[`${rows[query]} → ${columns[key]}`, `at most ${said(weightOf(pooled[query * size[1] + key]))}`]] }),
+    h("p", { class: "ch-note" }, `Summarised: ${tokens.length} × ${n} units in ${size[0]} × ${size[1]} blocks, the largest weight of each.`));
   };
-  show(state.way);
+  const linked = whole || document_.links; // blocks have no links of their own
+  show(linked ? state.way : 0);
   return [h("p", { class: "ch-note" }, `Layer ${layer}, head ${head}: ${patterns[layer][head]}${average}`),
-    choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box];
+    linked && choice("How the head is drawn", ["Matrix", "Links"], state.way, show), box].filter(Boolean);
 };
 
 // A head's links: every one of a short input, the strongest of a long one.
 const linksOf = (document_, layer, head, whole) => {
-  const { tokens } = document_, n = tokens.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
+  const { tokens, keys = tokens } = document_, n = keys.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
   const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
   const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`;
   return h("div", null, h("p", { class: "ch-note" }, note),
-    links({ left: tokens, right: tokens, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
+    links({ left: tokens, right: keys, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
 };
 
 const strongest = (links, count) => links.sort((a, b) => b[2] - a[2]).slice(0, count);
@@ -152,19 +170,19 @@ const kept = ({ ends, weights }) => {
 
 // Raw attention, rollout and flow of the row that is read: as a table of layers, and as a layered graph.
 const depth = (document_) => {
-  const kinds = Object.keys(document_.depth), box = h("div"), state = { kind: Math.max(0, kinds.indexOf("rollout")), way: 0 };
+  const kinds = Object.keys(document_.depth), box = h("div"), state = { kind: Math.max(0, kinds.indexOf("rollout")), way: 0 }, { keys = document_.tokens } = document_;
   const show = () => {
     const packed = document_.depth[kinds[state.kind]], values = packed.numbers ??= unpacked(packed), layers = packed.shape[0];
     if (state.way === 1) return box.replaceChildren(graph(document_, values, packed.full));
-    const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), n = document_.tokens.length;
+    const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), n = keys.length;
     const turned = Float32Array.from({ length: values.length }, (_, place) => values[order[Math.floor(place / n)] * n + (place % n)]);
-    box.replaceChildren(matrix({ rows: order.map((layer) => `layer ${layer}`), columns: document_.tokens, values: turned, full: packed.full, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
-      told: (row, unit) => [[`layer ${order[row]}, ${document_.tokens[unit]}`, number(turned[row * n + unit], 3)]] }));
+    box.replaceChildren(matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keys, values: turned, full: packed.full, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
+      told: (row, unit) => [[`layer ${order[row]}, ${keys[unit]}`, number(turned[row * n + unit], 3)]] }));
   };
   show();
   return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },
-    choice("What is followed", kinds, state.kind, (kind) => { state.kind = kind; show(); }),
-    choice("How it is drawn", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
+    kinds.length > 1 ? choice("What is followed", kinds, state.kind, (kind) => { state.kind = kind; show(); }) : h("span", null, kinds[0]),
+    document_.graph && choice("How it is drawn", ["Table", "Graph"], 0, (way) => { state.way = way; show(); })), box);
 };
 
 // Layers from left to right; a dot is as large as its unit's share there, a line as strong as the mean of the heads.
@@ -210,5 +228,5 @@ const graph = (document_, values, full) => {
   seen.observe(frame);
   whenColoursChange(canvas, draw);
   const less = of > units.length ? ` Summarised: the ${units.length} units of ${of} that matter most.` : "";
-  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in the row that is read.${less}`), frame);
+  return h("div", null, h("p", { class: "ch-note" }, `Lines: mean attention of each layer’s heads. Dots: the share of each unit in ${document_.row === null ? "all rows" : "the row that is read"}.${less}`), frame);
 };

@@ -2,9 +2,9 @@
 import { h, folded } from "./dom.js";
 import { redraw } from "./colour.js";
 import { input } from "./card.js";
-import { attention } from "./attention.js";
-import { PLOTS, table } from "./plots.js";
-import { aggregate, intervals, probe, ranking } from "./figures.js";
+import { attention, streams } from "./attention.js";
+import { aggregate, intervals, ranking, table } from "./figures.js";
+import { PLOTS, probe } from "./plots.js";
 
 const VERSION = 1;
 
@@ -25,7 +25,7 @@ const FIGURES = { ...PLOTS, intervals, table, ranking };
 const panel = ({ title, note, parts }) => h("div", { class: "ch-panel" }, title && h("h3", null, title), note && h("p", { class: "ch-note" }, note),
   h("div", { class: `ch-plots${parts.every(({ small }) => small) ? " ch-smalls" : ""}` }, parts.map((part) => FIGURES[part.view](part))));
 const alone = (make) => (document_) => h("div", { class: "ch-panel" }, !Object.values(PLOTS).includes(make) && document_.title && h("h3", null, document_.title), make(document_));
-const VIEWS = { page, section, panel, input, attention, aggregate, probe,
+const VIEWS = { page, section, panel, input, attention, streams, aggregate, probe,
   ...Object.fromEntries(Object.entries(FIGURES).map(([name, make]) => [name, alone(make)])) };
 
 const view = (document_, options) => {
@@ -53,7 +53,7 @@ addEventListener("afterprint", () => opened.forEach((part) => { part.open = fals
 export const start = () => {
   for (const data of document.querySelectorAll("script.ch-data")) {
     const home = data.parentElement;
-    if (home.dataset.drawn) continue;
+    if (home.dataset.drawn || ("plots" in data.dataset && !probe)) continue; // of another cell, which brings what draws it
     home.dataset.drawn = "yes";
     home.querySelector(".ch-plain")?.remove();
     const place = h("div");

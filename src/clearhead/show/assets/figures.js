@@ -1,9 +1,7 @@
-// Figures over many inputs: global bars, means with their intervals, methods by rank, a probe.
-import { h, svg, folded, scrolled, unpacked } from "./dom.js";
+// Figures over many inputs: global bars, means with their intervals, methods by rank, tables.
+import { h, svg, folded, scrolled } from "./dom.js";
 import { aligned, number } from "./format.js";
 import { bars } from "./bars.js";
-import { matrix } from "./matrix.js";
-import { PLOTS } from "./plots.js";
 
 const MOST = 30;
 
@@ -44,13 +42,6 @@ export const ranking = ({ title, columns, ends, rows }) => scrolled(title, h("ta
     cells.map((cell, column) => h("td", null, cell === null ? "–" : [whisker(cell, ...ends[column]), ` ${cell.said[0]} `,
       h("small", null, `[${cell.said[1]}, ${cell.said[2]}] `), h("b", { title: "rank" }, cell.rank)])))))));
 
-export const probe = (document_, options = {}) => h("section", { class: "ch-input" },
-  options.head !== false && h("h2", null, document_.heading),
-  h("p", { class: "ch-note" }, [document_.model, `${document_.inputs} inputs`, ...document_.settings.map((pair) => pair.join(" "))].join(" · ")),
-  h("div", { class: "ch-card" }, intervals({ caption: "Means over inputs with 95 % intervals", rows: document_.figures }),
-    Object.entries(document_.maps).map(([title, packed]) => h("div", null, h("p", { class: "ch-label" }, `${title}; full colour is ${number(packed.full, 3)}`),
-      matrix({ rows: names("layer", packed.shape[0]), columns: names("head", packed.shape[1]), values: unpacked(packed), full: packed.full, label: title, largest: 26 }))),
-    document_.plots.length > 0 && h("div", { class: "ch-plots" }, document_.plots.map((plot) => PLOTS[plot.view](plot))),
-    h("p", { class: "ch-note" }, document_.says)));
-
-const names = (what, count) => Array.from({ length: count }, (_, place) => `${what} ${place}`);
+export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
+  h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),
+  h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell) => h("td", null, cell)))))));

@@ -1,9 +1,10 @@
 // Plots with axes: lines, bars, boxes and points, with their intervals. Every one is also a table of its figures.
-import { h, svg, folded, scrolled, unpacked } from "./dom.js";
+import { h, svg, folded, unpacked } from "./dom.js";
 import { isMissing, number, short } from "./format.js";
 import { themed } from "./colour.js";
 import { matrix } from "./matrix.js";
 import { smallMaps } from "./picture.js";
+import { intervals, table } from "./figures.js";
 
 const WIDE = 460, SMALL = 260, HIGH = 250, LEFT = 50, RIGHT = 12, TOP = 14, FOOT = 40;
 // Hues that differ in lightness, too, so that nobody has to tell them apart by hue alone: lightness, chroma, hue.
@@ -15,10 +16,6 @@ const ink = (place, grey) => {
   return grey ? "var(--faint)" : themed(shade(0.61), shade(0.76));
 };
 const painted = (place, grey) => ({ style: { stroke: ink(place, grey), fill: ink(place, grey) } });
-
-export const table = ({ title, caption, heads, rows }) => scrolled(title || caption || "Figures", h("table", { class: "ch-figures" }, caption && h("caption", null, caption),
-  h("thead", null, h("tr", null, heads.map((head) => h("th", { scope: "col" }, head)))),
-  h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell) => h("td", null, cell)))))));
 
 // Round numbers from low to high.
 const ticks = (low, high, most = 5) => {
@@ -169,10 +166,10 @@ export const points = (given) => {
 
 // rows × columns of scores, or of weights, which have no sign; marks: cells with a dot; words: what a cell says
 export const map = (given) => {
-  const { title, rows, columns, words, marked, across, up, small } = given;
+  const { title, rows, columns, words, marked, across, up, small } = given, values = unpacked(given.values);
   return h("figure", { class: "ch-curves ch-wide-map" }, title && h("figcaption", { class: "ch-label" }, title),
-    matrix({ rows, columns, values: unpacked(given.values), full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
-      told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(unpacked(given.values)[row * columns.length + column], 3)]] }),
+    matrix({ rows, columns, values, full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
+      told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(values[row * columns.length + column], 3)]] }),
     h("p", { class: "ch-note" }, [`${up} by ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
 };
 
@@ -185,3 +182,15 @@ export const overlays = ({ title, maps }) => h("figure", { class: "ch-larger" },
   })));
 
 export const PLOTS = { curves, bars, boxes, points, map, overlays };
+
+// Means with their intervals, layer × head maps, and what a probe has to be drawn.
+export const probe = (document_, options = {}) => h("section", { class: "ch-input" },
+  options.head !== false && h("h2", null, document_.heading),
+  h("p", { class: "ch-note" }, [document_.model, `${document_.inputs} inputs`, ...document_.settings.map((pair) => pair.join(" "))].join(" · ")),
+  h("div", { class: "ch-card" }, intervals({ caption: "Means over inputs with 95 % intervals", rows: document_.figures }),
+    Object.entries(document_.maps).map(([title, packed]) => h("div", null, h("p", { class: "ch-label" }, `${title}; full colour is ${number(packed.full, 3)}`),
+      matrix({ rows: names("layer", packed.shape[0]), columns: names("head", packed.shape[1]), values: unpacked(packed), full: packed.full, label: title, largest: 26 }))),
+    document_.plots.length > 0 && h("div", { class: "ch-plots" }, document_.plots.map((plot) => PLOTS[plot.view](plot))),
+    h("p", { class: "ch-note" }, document_.says)));
+
+const names = (what, count) => Array.from({ length: count }, (_, place) => `${what} ${place}`);

@@ -45,7 +45,6 @@ export class Form {
     id("examples").hidden = !about.examples;
     id("use-example").checked = about.examples && !about.sample;
     id("use-example").disabled = takes("regions");  // nobody here could say where its regions are
-    id("heads").disabled = about.takes.length > 1;
     if (id("text").value === this.sample) id("text").value = about.sample ?? "";
     this.sample = about.sample ?? "";
     this.showPair(false);
@@ -57,7 +56,7 @@ export class Form {
     const options = (first) => [h("option", { value: PREDICTED }, first), ...(about.labels ?? []).map((label, index) => h("option", { value: index }, label))];
     id("target").replaceChildren(...options("the prediction"));
     id("against").replaceChildren(...options("–"));
-    id("word").value = "";
+    for (const name of ["word", "other"]) id(name).value = "";
     this.showMethods(about.methods);
   }
 
@@ -160,7 +159,8 @@ export class Form {
     const asked = { ...this.input(), methods: this.methods };
     const number = (value) => (value === PREDICTED ? null : Number(value));
     if (this.about.labels !== null) return { ...asked, target: number(id("target").value), against: number(id("against").value) };
-    return { ...asked, target: id("word").value.trim() || null, place: (this.about.speaks && id("place").value) || null };
+    const word = (name) => id(name).value.trim() || null;
+    return { ...asked, target: word("word"), against: word("other"), place: (this.about.speaks && id("place").value) || null };
   }
 
   // Another class of the same input was asked for.
@@ -168,6 +168,9 @@ export class Form {
     if (this.about.labels !== null && id("target").options[index + 1]) {
       id("target").value = String(index);
       if (id("against").value === String(index)) id("against").value = PREDICTED;
-    } else id("word").value = label;
+    } else {
+      id("word").value = label;
+      if (id("other").value.trim() === label) id("other").value = "";
+    }
   }
 }

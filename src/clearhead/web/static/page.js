@@ -3,7 +3,7 @@ import { draw } from "./assets/clearhead.js";
 import { Form } from "./form.js";
 import { Result, documentsIn } from "./results.js";
 import { Visit } from "./visit.js";
-import { get, opened, post, stream } from "./talking.js";
+import { bytes, get, opened, post, stream } from "./talking.js";
 
 const id = (name) => document.getElementById(name);
 let form, running = null;
@@ -29,7 +29,7 @@ const show = (result) => {
   const aims = result.ask?.model === form?.about?.name && form.about.labels?.length !== 1;
   result.drawInto(id("view"), aims && ((label) => { form.aim(label); explain(); }));
   id("head-view").hidden = result.heads === null;
-  if (result.heads) draw(id("head-view"), result.heads);
+  if (result.heads) draw(id("head-view"), result.heads, { tile: result.tile });
 };
 const visit = new Visit(id("history"), id("beside"), (result) => { say(""); show(result); });
 
@@ -91,15 +91,19 @@ const during = async (work) => {
 };
 
 const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "a picture" : `example ${ask.example}`);
-const labelOf = (target) => (target === null || target === undefined ? "" : ` → ${form.about.labels?.[target] ?? target}`);
+const labelOf = ({ target, against }) => {
+  const said = (one) => form.about.labels?.[one] ?? one ?? "the prediction";
+  return (target ?? against ?? null) === null ? "" : ` → ${said(target)}${(against ?? null) === null ? "" : `, not ${said(against)}`}`;
+};
 
 const explain = guarded(async () => {
   if (!form?.about) throw new Error("No model is ready: reload the page.");
   const ask = form.ask();
   if (!ask.methods.length) throw new Error("Tick at least one method.");
-  const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask.target)} · ${ask.methods.join(", ")}`, ask);
+  const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask)} · ${ask.methods.join(", ")}`, ask);
   let listed = false;
   const listen = listener(result, ask.methods.length);
+  say("Starting …"); // at once: what is said of the last result is not of this one
   await during((signal) => stream(ask, (event) => {
     listen(event);
     if (event.event === "view" && !listed) {
@@ -114,13 +118,14 @@ const lookAtHeads = guarded(async () => {
   const given = form.input();
   say("Looking at every head …");
   await during(async (signal) => {
-    const { view } = await post("api/attention", given, signal);
+    const { view, heads } = await post("api/attention", given, signal);
     let result = visit.current;
     if (!result?.ask || JSON.stringify(given) !== JSON.stringify(inputOf(result.ask))) {
       result = new Result(titleOf(given), `${given.model.replace("zoo:", "")} · attention`);
       visit.add(result);
     }
     result.heads = view;
+    result.tile = heads && ((layer, head, name = "") => bytes(`api/heads/${heads}?${new URLSearchParams({ layer, head, name })}`));
     show(result);
     say("Every head of every layer is below.");
     id("head-view").scrollIntoView({ block: "start" });

@@ -4,7 +4,7 @@ import { file } from "./talking.js";
 
 export class Result {
   constructor(title, detail, ask = null) {
-    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: new Map(), view: null, heads: null });
+    Object.assign(this, { title, detail, ask, explanations: [], pictures: [], problems: new Map(), view: null, heads: null, tile: null });
   }
 
   take(explanation, picture) {

@@ -30,6 +30,8 @@ const posted = (body, more) => ({ method: "POST", headers: headers({ "content-ty
 
 export const get = async (path) => (await send(path, { headers: headers() })).json();
 
+export const bytes = async (path) => new Uint8Array(await (await send(path, { headers: headers() })).arrayBuffer());
+
 export const post = async (path, body, signal) => (await send(path, posted(body, { signal }))).json();
 
 export const file = async (path, body) => (await send(path, posted(body))).blob();
