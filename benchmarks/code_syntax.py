@@ -3,7 +3,7 @@
     python packages/zoo/train/code_data.py --data ../shared/data --out carry/code
     export PYTHONPATH=packages/zoo/train
     python benchmarks/code_syntax.py questions --data ../shared/data --pairs carry/code
-    python benchmarks/code_syntax.py measure [--only java] [--part 0/4] [--device cuda]
+    python benchmarks/code_syntax.py measure [--only java] [--part 0/4] [--seconds 300] [--device cuda]
     python benchmarks/code_syntax.py write
 
 Held-out functions that decided which weights are kept are asked about, not the test files: masked tokens of Java and of
@@ -16,6 +16,7 @@ DIR/code-models.json, and the tables between the marks of docs/code-models.md.
 import argparse
 import json
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,8 @@ ASKED = {
 }
 #: On CUDA these have given NaN, which is not explained yet (docs/leaderboard.md): they keep to the CPU.
 ON_CPU = ("deeplift", "deeplift-shap")
+#: Questions are measured so many at a time.
+CHUNK = 4
 #: The models that others were fine-tuned from.
 BEFORE = {"pairs": "zoo:code"}
 #: Python functions of more characters are left out: they would take most of the time. Every word of a translation is
@@ -63,6 +66,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--only", choices=list(ASKED), help="one kind of question")
     parser.add_argument("--part", default="0/1", help="which of how many parts of the questions")
     parser.add_argument("--count", type=int, help="so many questions of each kind at most")
+    parser.add_argument("--seconds", type=float, help="begin no more questions after so long")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("docs", "figures"), help="where the figures go")
     return parser.parse_args()
@@ -125,22 +129,40 @@ def measure(options: argparse.Namespace) -> None:
         path = options.work / f"{name}-{part}-{of}.pickle"
         if path.exists():
             continue
+        mine, parts, started = asked[name][part::of][: options.count], [], time.monotonic()
+        models = Models(name, options.device)
+        for start in range(0, len(mine), CHUNK):
+            if options.seconds and time.monotonic() - started > options.seconds:
+                break
+            parts.append(models.measured(mine[start : start + CHUNK]))
+        by_class, by_part = (joined([one[n] for one in parts], (CLASSES, PARTS)[n]) for n in range(2))
+        others = [among(one[2], one[0].classes, by_class.classes) for one in parts if one[2] is not None]
+        path.write_bytes(pickle.dumps((by_class, by_part, np.concatenate(others) if others else None)))
+        print(f"{name} {part}/{of}: {len(by_class)} of {len(mine)} questions", flush=True)
+
+
+class Models:
+    """The model that is asked one kind of question, and the one that it was fine-tuned from."""
+
+    def __init__(self, name: str, device: str) -> None:
         model, methods = ASKED[name]
-        ex, mine = clearhead.load(model, device=options.device), asked[name][part::of][: options.count]
-        kept = [method for method in methods if method in ON_CPU and options.device != "cpu"]
-        by_class, by_part = measure_both(ex, mine, methods=[method for method in methods if method not in kept])
-        if kept:
-            beside = measure_both(clearhead.load(model), mine, methods=kept)
-            by_class, by_part = (
+        self.on_cpu = [method for method in methods if method in ON_CPU and device != "cpu"]
+        self.methods = [method for method in methods if method not in self.on_cpu]
+        self.model = clearhead.load(model, device=device)
+        self.beside = clearhead.load(model) if self.on_cpu else None
+        self.before = clearhead.load(BEFORE[name], device=device) if name in BEFORE else None
+
+    def measured(self, questions: Sequence[Question]) -> tuple[Measured, Measured, np.ndarray | None]:
+        found = measure_both(self.model, questions, methods=self.methods)
+        if self.beside is not None:
+            more = measure_both(self.beside, questions, methods=self.on_cpu)
+            found = [
                 replace(one, attributed={**one.attributed, **other.attributed})
-                for one, other in zip((by_class, by_part), beside, strict=True)
-            )
-        other = None
-        if name in BEFORE:
-            before = clearhead.load(BEFORE[name], device=options.device)
-            other = looked_at(before, mine, by_class.classes)
-        path.write_bytes(pickle.dumps((by_class, by_part, other)))
-        print(f"{name} {part}/{of}: {len(mine)} questions", flush=True)
+                for one, other in zip(found, more, strict=True)
+            ]
+        by_class, by_part = found
+        seen = None if self.before is None else looked_at(self.before, questions, by_class.classes)
+        return by_class, by_part, seen
 
 
 def joined(parts: Sequence[Measured], every: Sequence[str]) -> Measured:
@@ -199,7 +221,7 @@ def write(options: argparse.Namespace) -> None:
             continue
         by_class, by_part = (joined([part[n] for part in parts], (CLASSES, PARTS)[n]) for n in range(2))
         # a part counts its own functions; pairs that share one may be in different parts
-        mine = [one for path in paths for one in asked[name][slice(int(path.stem.split("-")[1]), None, len(parts))]]
+        mine = [one for path, part in zip(paths, parts, strict=True) for one in _asked(asked[name], path, len(part[0]))]
         own = concluded(replace(by_class, functions=functions_of(mine)), by_part)
         if name in BEFORE:
             other = np.concatenate([among(part[2], part[0].classes, by_class.classes) for part in parts])
@@ -213,6 +235,12 @@ def write(options: argparse.Namespace) -> None:
     told = {name: own.to_dict() for name, own in found.items()}
     text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
     (options.out / "code-models.json").write_text(text, encoding="utf-8")
+
+
+def _asked(questions: Sequence[Question], path: Path, count: int) -> Sequence[Question]:
+    """The questions of one part's file: the first so many of every so-manieth."""
+    part, of = map(int, path.stem.split("-")[1:])
+    return questions[part::of][:count]
 
 
 if __name__ == "__main__":
