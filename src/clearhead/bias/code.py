@@ -188,9 +188,8 @@ class _Table:
 
 def functions_of(questions: Sequence[Question]) -> Int[np.ndarray, " question"]:
     """Numbers that are equal for questions about one function."""
-    alone = -1 - np.arange(len(questions))
-    named = [place if one.function is None else one.function for place, one in zip(alone, questions, strict=True)]
-    return np.asarray(np.unique(named, return_inverse=True)[1])
+    named = [-1 - place if one.function is None else one.function for place, one in enumerate(questions)]
+    return np.asarray(np.unique(np.array(named), return_inverse=True)[1])
 
 
 # -- the formulas

@@ -169,7 +169,7 @@ def of_set(
         similarity=alike(flows, _place(placed)),
         share=interval(np.array([share for share, _ in shares])) if shares else None,
         largest=sum(largest for _, largest in shares),
-        ranks=clearer(*zip(*placed, strict=True)) if placed else None,
+        ranks=clearer([one for one, _ in placed], [pieces for _, pieces in placed]) if placed else None,
         pronouns={way: summary(own) for way, own in {"": before, **after}.items()},
         changes={way: (interval(sizes[way] - sizes[""]), paired(sizes[way], sizes[""])[1]) for way in maps},
         shown={one.text: own for one, own in list(zip(asked, flows, strict=True))[:SHOWN]},
