@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from marked import shown, table, write_between
 
+from clearhead.bias.syntax import CLASSES
+
 NAMES = {
     "java": "Java, masked tokens",
     "python": "Python, masked tokens",
@@ -65,7 +67,8 @@ def _differing(lines: list[Found]) -> str:
 
 
 def classes(found: Found) -> list[str]:
-    return list(dict.fromkeys(line["class"] for own in found.values() for line in own["classes"]))
+    there = {line["class"] for own in found.values() for line in own["classes"]}
+    return [name for name in CLASSES if name in there]
 
 
 def by_class(found: Found) -> str:
