@@ -105,11 +105,11 @@ ROWS: dict[str, dict[str, Cell]] = {
         "S4, everything: median TVD": plain("permutation-S4", "median TVD"),
         f"inputs with a weight above 0.5: share with median TVD < {SAME}": idle,
     },
-    "Uniform attention in the trained model": {
-        "TVD, row that is read": plain("uniform", "TVD, row that is read"),
-        "TVD, all layers": plain("uniform", "TVD, all layers"),
-        "accuracy, row that is read": plain("uniform", "accuracy, row that is read"),
-        "accuracy, all layers": plain("uniform", "accuracy, all layers"),
+    "Uniform attention, and the other inputs' mean attention, in the trained model": {
+        f"{figure}, {shown}{place}": plain("uniform", f"{figure}, {way}{place}")
+        for figure in ("TVD", "accuracy")
+        for way, shown in (("", "uniform, "), ("mean attention, ", "mean, "))
+        for place in ("row that is read", "layer 0", "layer 1", "all layers")
     },
     f"Adversary (S1: weights far away with the same answer, TVD ≤ {SAME})": {
         "JSD found": plain("adversary", "JSD"),

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.bias.code import attributed_to, measure, paid_by, received_by
-from clearhead.bias.questions import cloze, pairs, translations
+from clearhead.bias.code import attributed_to, functions_of, measure, paid_by, received_by
+from clearhead.bias.questions import Question, cloze, pairs, translations
 from clearhead.errors import InputError
 from tests.models import explainer
 
@@ -65,6 +65,7 @@ def test_signs_do_not_cancel_in_attribution():
 def test_cloze_asks_for_tokens_of_code_and_measures_the_model_itself():
     ex = explainer("roberta/mask")
     questions = cloze(ex, [*TEXTS, "def broken(:\n"], "python", each=3, seed=1)
+    assert [one.function for one in questions] == [place for place in range(len(TEXTS)) for _ in range(3)]
     assert len(questions) == 6 and all(question.raw.count("<mask>") == 1 for question in questions)
     for question in questions:
         assert question.about in ("identifier", "keyword", "operator", "separator", "number")
@@ -128,3 +129,20 @@ def test_translation_is_measured_on_the_source():
     assert found.said[0] == found.said[1] and found.said[0].startswith("public")
     assert found.correct.tolist() == [found.said[0] == cs, False] and 0 < found.confidence[0] <= 1
     assert found.received.shape[1:3] == (3, 6) and {"modifier", "type", "special"} <= set(found.classes)
+
+
+def test_questions_about_one_function_have_one_number():
+    same = "def f(a):\n    return a + 1\n"
+    other, third = "def g(b):\n    return b\n", "def h(c):\n    return c - 1\n"
+    joined = pairs(
+        [(same, other), (third, "x = 1\n"), (other, third), ("y = 2\n", "z = 3\n")], ["a"] * 4, ("python",) * 2
+    )
+    assert functions_of(joined).tolist() == [0, 0, 0, 1]
+    plain = [
+        Question("a", (), 0),
+        Question("b", (), 0, function=0),
+        Question("c", (), 0, function=0),
+        Question("d", (), 0),
+    ]
+    numbers = functions_of(plain)
+    assert numbers[1] == numbers[2] and len(set(numbers.tolist())) == 3

@@ -29,6 +29,7 @@ def measured(n=160, planted=0.0, seed=0):
         confidence=np.clip(0.6 + 0.2 * correct + rng.normal(0, 0.25, n), 0.01, 0.99),
         said=("",) * n,
         about=("",) * n,
+        functions=np.arange(n),
     )
 
 
@@ -47,6 +48,18 @@ def test_what_is_planted_is_found_and_adds_to_confidence():
 def test_noise_adds_nothing():
     gains = [detect(measured(seed=seed)) for seed in (2, 3)]
     assert not any(one.helps for one in gains) and np.mean([one.auroc["syntax"].mean for one in gains]) < 0.6
+
+
+def test_a_function_is_never_on_both_sides():
+    """What only names the function says nothing about others: a detector that knew some of its questions would gain."""
+    rng, one = np.random.default_rng(4), measured()
+    own = np.repeat(np.arange(16), 10)
+    correct = (rng.permutation(16) < 8)[own] ^ (rng.random(160) < 0.1)
+    received = rng.lognormal(0, 0.5, size=(16, 2, 2, 3))[own] * rng.lognormal(0, 0.02, size=(160, 2, 2, 3))
+    named = replace(one, received=received, correct=correct)
+    seen, unseen = (detect(replace(named, functions=numbers)).auroc["syntax"] for numbers in (np.arange(160), own))
+    assert seen.mean > 0.8 and unseen.mean < seen.mean - 0.1
+    assert unseen.high - unseen.low > seen.high - seen.low
 
 
 def test_too_few_wrong_answers_are_said():

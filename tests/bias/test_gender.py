@@ -116,6 +116,8 @@ def test_which_map_ranks_the_listed_words_first():
     assert found["attdr"].mean == 1 and found["cat"].mean == 1 and found["p"] == 1
     worse = clearer(flows, [[1]] * 10, ("cat", "dr"))
     assert worse["cat"].mean == 1 and worse["dr"].mean == pytest.approx(1 / 3) and worse["p"] < 0.01
+    both = clearer(flows, [[0], [1]] * 5, ("dr", "cat"), versions=2)  # first in one version, third in the other
+    assert both["dr"].mean == pytest.approx((1 + 1 / 3) / 2) and both["dr"].count == 5
 
 
 def test_pronouns_before_and_after():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from clearhead.bench.statistics import interval
 from clearhead.bias.groups import benjamini_hochberg, changes, cliffs_delta, differences
 from clearhead.errors import InputError
 
@@ -32,6 +33,60 @@ def test_signs_of_the_same_inputs():
     found = changes(np.zeros((9, 2)), gaps, permutations=20_000)
     np.testing.assert_allclose(found.p, exact, atol=0.012)
     np.testing.assert_allclose(found.difference, gaps.mean(0))
+
+
+def about_few_functions(rng, functions=24, each=10):
+    """Questions about a few functions: each function has its own attention and its own difficulty, which have nothing
+    to do with each other."""
+    own = np.repeat(np.arange(functions), each)
+    values = rng.normal(size=(functions, 4))[own] + 0.3 * rng.normal(size=(len(own), 4))
+    right = rng.random(len(own)) < rng.choice([0.2, 0.8], size=functions)[own]
+    return values, right, own
+
+
+def test_several_questions_about_one_function_are_no_independent_evidence():
+    rng, naive, held, draws = np.random.default_rng(5), 0, 0, 100
+    for _ in range(draws):
+        values, right, own = about_few_functions(rng)
+        naive += int((differences(values, right, permutations=300).p < 0.05).sum())
+        held += int((differences(values, right, permutations=300, functions=own).p < 0.05).sum())
+    assert naive / (4 * draws) > 0.3, "one by one, a function's own peculiarity is taken for a difference"
+    assert held / (4 * draws) < 0.09
+
+
+def test_a_difference_is_found_among_functions_all_the_same():
+    values, right, own = about_few_functions(np.random.default_rng(6))
+    values[:, 2] += 1.5 * right
+    found = differences(values, right, functions=own)
+    assert found.p[2] < 0.001 and found.difference[2] > 1
+    same = differences(values[::10], right[::10], functions=own[::10])
+    np.testing.assert_array_equal(same.p, differences(values[::10], right[::10]).p)  # one question a function
+    one_sided = np.where((right & (own > 0))[:, None], np.nan, values)
+    assert np.isnan(differences(one_sided, right, functions=own).p).all()  # right answers of one function alone
+
+
+def test_signs_flip_function_by_function():
+    rng = np.random.default_rng(7)
+    own = np.repeat(np.arange(6), 5)
+    gaps = (rng.normal(size=(6, 3)) + 0.5)[own] + 0.05 * rng.normal(size=(30, 3))
+    sums = np.array([gaps[own == number].sum(0) for number in range(6)])
+    flips = np.array(list(product([-1, 1], repeat=6))) @ sums
+    exact = (np.abs(flips) >= np.abs(sums.sum(0)) - 1e-12).mean(0)
+    found = changes(np.zeros((30, 3)), gaps, permutations=20_000, functions=own)
+    np.testing.assert_allclose(found.p, exact, atol=0.012)
+    assert (changes(np.zeros((30, 3)), gaps, permutations=20_000).p < found.p).all()
+
+
+def test_intervals_draw_functions_whole():
+    rng, own, inside = np.random.default_rng(8), np.repeat(np.arange(20), 8), {True: 0, False: 0}
+    for _ in range(200):
+        values = rng.normal(size=20)[own] + 0.2 * rng.normal(size=160)
+        for grouped in inside:
+            found = interval(values, resamples=400, groups=own if grouped else None)
+            inside[grouped] += found.low <= 0 <= found.high
+    assert inside[True] > 0.85 * 200 and inside[False] < 0.7 * 200
+    alone = rng.normal(size=30)
+    assert interval(alone, groups=np.arange(30)) == interval(alone)
 
 
 def test_corrected_as_scipy_corrects():

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from clearhead.bias.study import study
+from clearhead.bias.gender import flow
+from clearhead.bias.study import APART, study
 from clearhead.bias.templates import People, Template
+from clearhead.bias.words import collect
 from clearhead.errors import InputError
 from clearhead.show.concept_pages import axis_page
 from tests.models import explainer
@@ -50,6 +52,22 @@ def test_everything_is_there_and_goes_into_json(found):
     assert found.costs["densray"]["loss difference"].count > 0 and found.ranks["attdr"].count > 0
     line = found.people[0]
     assert line["dr difference"] == pytest.approx(line["dr subject"] - line["dr object"])
+
+
+def test_listed_words_are_ranked_in_both_versions_of_a_sentence(found):
+    """A slow replica: the sentences that were kept apart, each version by itself, then the mean of both."""
+    ex, apart = explainer("bert/mask"), collect(TEXTS, PAIRS, 30 + APART)
+    apart = apart[len(apart) - min(APART, len(apart) // 5) :]
+    means = []
+    for one in apart:
+        ranks = []
+        for text in one.texts:
+            own = flow(ex, found.directions, text)
+            sums = np.abs(own.dr.sum(0))
+            listed = [i for i, token in enumerate(own.tokens) if token in {"he", "she", "it", "and"}]
+            ranks.append(max(1 / (1 + sum(other > sums[i] for other in sums)) for i in listed))
+        means.append(sum(ranks) / 2)
+    assert found.ranks["dr"].count == len(apart) and found.ranks["dr"].mean == pytest.approx(np.mean(means))
 
 
 def test_what_changes_is_after_minus_before(found):

@@ -77,6 +77,39 @@ def test_rewritten_functions_do_the_same_and_mutants_do_not(script: Any) -> None
     assert rewrites.plain("def f():\n    global x\n    x = locals()\n    return x") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def size(values, len=len):\n    count = len(values)\n    return len(values) + count",
+        "def first(values):\n    found = [one for one in values if one]\n    return print(one, found)",
+        "def users(name):\n    try:\n        import pwd\n    except OSError:\n        pwd = None\n    return pwd, name",
+        "def made(a, b):\n    def inner(x, y):\n        return x - y\n    return inner(x=a, y=b)",
+        "def depth(tree, level):\n    level = level + 1\n    return max(depth(one, level) for one in tree)",
+        "def kind(it, other):\n    match it:\n        case [x, *_]:\n            return x, other\n    return other, it",
+    ],
+)
+def test_functions_whose_names_cannot_be_exchanged_are_left_alone(script: Any, text: str) -> None:
+    assert script("code_rewrites").plain(text) is None
+
+
+def test_rewriting_takes_no_name_that_is_taken_and_changes_no_list_of_others(script: Any) -> None:
+    rewrites = script("code_rewrites")
+    nested = (
+        "def outer(x, y):\n    result = answer(x) + y\n    def inner(z):\n        return found(result, z)\n"
+        "    def value():\n        return inner(y) + result\n    return value() * 2"
+    )
+    grown = "def grown(rows, more):\n    rows += more\n    rows += [1, 2]\n    return len(rows) + len(more)"
+    names = {"answer": lambda x: 3 * x, "found": lambda a, b: a - b, "len": len}
+    rewriter = rewrites.Rewriter([nested, grown, SUM], 1)
+    for _ in range(40):
+        text, own = rewriter.rewritten(rewrites.plain(nested)), dict(names)
+        exec(text, own)
+        assert next(one for name, one in own.items() if f"def {name}(" in text)(5, 2) == 64, text
+        text, seen = rewriter.rewritten(rewrites.plain(grown)), [0]
+        assert run(text, seen, [7]) == 5 and seen == [0, 7, 1, 2], text
+    assert not rewrites.changeable(ast.parse("max(a, b)"))
+
+
 def test_functions_are_stored_and_come_back(script: Any, tmp_path: Path) -> None:
     data = script("code_data")
     functions = data.Functions.of([[5, 6, 7], [8], [9, 10]])

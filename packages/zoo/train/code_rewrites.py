@@ -1,6 +1,7 @@
 """Python functions in other words: rewritten so that they do the same, or changed a little so that they do not.
 
-Rewriting trusts that operators mean what they usually do (`a < b` is `b > a`); a class may define them otherwise.
+Rewriting trusts that operators mean what they usually do (`a < b` is `b > a`); a class may define them otherwise. A
+function in which a name does not always mean the same thing, or is seen from outside, is not rewritten at all.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import ast
 import copy
 import random
-from collections.abc import Sequence
+import symtable
+from collections.abc import Sequence, Set
 
 #: Functions that look at their own names cannot be renamed.
 LOOK_AT_NAMES = {"locals", "globals", "eval", "exec", "vars", "super"}
+#: What a value is called on its way out.
+RESULTS = ("result", "answer", "value", "found", "outcome", "output")
+#: Functions that do not ask in which order their arguments come.
+ANY_ORDER = {"min", "max"}
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt,
     ast.Gt: ast.Lt,
@@ -49,11 +55,46 @@ def plain(text: str) -> ast.FunctionDef | None:
         return None
     if any(isinstance(node, ast.Global | ast.Nonlocal | ast.ClassDef) for node in ast.walk(function)):
         return None
-    if names_of(function) & LOOK_AT_NAMES:
+    if names_of(function) & LOOK_AT_NAMES or has_loose_names(function):
         return None
     if ast.get_docstring(function) is not None:
         function.body = function.body[1:] or [ast.Pass()]
     return function if len(function.body) > 1 or any(map(is_long, function.body)) else None
+
+
+def has_loose_names(function: ast.FunctionDef) -> bool:
+    """Whether some name of its own cannot be renamed by writing another wherever it stands.
+
+    It may also mean something outside (in `def f(len=len)`, before a comprehension), be imported, be bound by a
+    pattern, or be the keyword of an inner function; and the function may call itself.
+    """
+    own, imported, inner, keywords = set(own_names(function)), set(), set(), set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.MatchAs | ast.MatchStar | ast.MatchMapping):
+            return True
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            keywords.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and node is not function:
+            inner |= {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+    loose = own & imported or inner & keywords or own & outside_names(ast.unparse(function))
+    return function.name in names_of(function) or bool(loose)
+
+
+def outside_names(text: str) -> set[str]:
+    """The names that the function, or some scope inside it, takes from outside of it."""
+    parsed = ast.parse(text).body[0]
+    assert isinstance(parsed, ast.FunctionDef)
+    # what decorators and defaults name is looked up before there is a function
+    before = [*parsed.decorator_list, *parsed.args.defaults, *(one for one in parsed.args.kw_defaults if one)]
+    found = {name for tree in before for name in names_of(tree)}
+    waiting = symtable.symtable(text, "function", "exec").get_children()
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        found |= {one.get_name() for one in table.get_symbols() if one.is_global()}
+    return found
 
 
 def is_long(statement: ast.stmt) -> bool:
@@ -99,8 +140,9 @@ class Rewriter:
                 node.arg, node.annotation = new.get(node.arg, node.arg), None
             elif isinstance(node, ast.ExceptHandler | ast.FunctionDef) and node.name:
                 node.name = new.get(node.name, node.name)
-        made.name = self.random.choice(self.names)
-        return ast.unparse(ast.fix_missing_locations(SameMeaning(self.random).visit(made)))
+        taken = names_of(made) | set(own_names(made))
+        made.name = self.random.choice([name for name in self.names if name not in taken] or [made.name])
+        return ast.unparse(ast.fix_missing_locations(SameMeaning(self.random, taken).visit(made)))
 
     def new_names(self, function: ast.FunctionDef) -> dict[str, str]:
         own = own_names(function)
@@ -121,8 +163,10 @@ class Rewriter:
 class SameMeaning(ast.NodeTransformer):
     """Each rewriting at half of the places where it fits."""
 
-    def __init__(self, generator: random.Random) -> None:
+    def __init__(self, generator: random.Random, taken: Set[str]) -> None:
+        """taken: names that a new variable must not have."""
         self.random = generator
+        self.free = [name for name in RESULTS if name not in taken]
 
     def often(self) -> bool:
         return self.random.random() < 0.5
@@ -136,7 +180,8 @@ class SameMeaning(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.target, ast.Name) and self.often():
+        # of a list, `x += y` would also change it where others see it: only numbers and texts are added
+        if isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant) and self.often():
             before = ast.Name(node.target.id, ast.Load())
             return ast.Assign([node.target], ast.BinOp(before, node.op, node.value))
         return node
@@ -154,8 +199,8 @@ class SameMeaning(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.AST]:
         self.generic_visit(node)
-        if isinstance(node.value, ast.Call | ast.BinOp) and self.often():
-            name = self.random.choice(("result", "answer", "value", "found"))
+        if self.free and isinstance(node.value, ast.Call | ast.BinOp) and self.often():
+            name = self.random.choice(self.free)
             return [ast.Assign([ast.Name(name, ast.Store())], node.value), ast.Return(ast.Name(name, ast.Load()))]
         return node
 
@@ -173,9 +218,16 @@ def changeable(tree: ast.AST) -> list[ast.AST]:
         if (isinstance(node, ast.Compare) and type(node.ops[0]) in CONFUSED)
         or (isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in CONFUSED)
         or (isinstance(node, ast.Constant) and isinstance(node.value, int))
-        or (isinstance(node, ast.Call) and len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]))
+        or (isinstance(node, ast.Call) and orders(node))
         or (isinstance(node, ast.If) and not node.orelse)
     ]
+
+
+def orders(call: ast.Call) -> bool:
+    """Whether its first two arguments may not change places."""
+    if isinstance(call.func, ast.Name) and call.func.id in ANY_ORDER:
+        return False
+    return len(call.args) > 1 and ast.dump(call.args[0]) != ast.dump(call.args[1])
 
 
 def change(node: ast.AST) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy import stats
 
 from clearhead.errors import InputError
@@ -32,18 +32,29 @@ class Interval:
 
 
 def interval(
-    values: Float[np.ndarray, "example"], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+    values: Float[np.ndarray, "example"],
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    groups: Int[np.ndarray, "example"] | None = None,
 ) -> Interval:
     """The mean with its bootstrap interval (percentiles of the means of examples drawn with replacement).
+
+    groups: numbers that are equal for examples that are not independent of each other; groups are drawn whole
 
     >>> str(interval(np.array([1.0, 1.0, 1.0])))
     '1.000 [1.000, 1.000]'
     """
     values = np.asarray(values, dtype=np.float64)
-    values = values[~np.isnan(values)]
+    there = ~np.isnan(values)
+    values = values[there]
     if not len(values):
         return Interval(math.nan, math.nan, math.nan, 0)
-    means = resampled_means(values, resamples, seed)
+    own = None if groups is None else np.unique(groups[there], return_inverse=True)[1]
+    if own is None or own.max() + 1 == len(values):
+        means = resampled_means(values, resamples, seed)
+    else:
+        means = resampled_groups(values, own, resamples, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high), len(values))
 
@@ -59,6 +70,15 @@ def resampled_means(
         chosen = rng.integers(len(values), size=(min(rows, resamples - start), len(values)))
         parts.append(values[chosen].mean(1))
     return np.concatenate(parts)
+
+
+def resampled_groups(
+    values: Float[np.ndarray, "example"], groups: Int[np.ndarray, "example"], resamples: int, seed: int
+) -> Float[np.ndarray, "resample"]:
+    """The means of examples whose groups were drawn with replacement."""
+    sums, sizes = np.bincount(groups, values), np.bincount(groups)
+    draws = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), resamples)
+    return np.asarray(draws @ sums / (draws @ sizes))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Measured:
     """What a model does with questions about code; NaN where an input has no token of a class.
 
     said: what the model answered; confidence: the probability of it (of a translation, the geometric mean over tokens)
+    functions: the number of the function that each question is about
     """
 
     model: str
@@ -53,6 +54,7 @@ class Measured:
     confidence: Float[np.ndarray, " question"]
     said: tuple[str, ...]
     about: tuple[str, ...]
+    functions: Int[np.ndarray, " question"]
     attributed: dict[str, Float[np.ndarray, "question class"]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -81,6 +83,7 @@ class Measured:
             self.confidence,
             self.said,
             self.about,
+            self.functions,
             {name: part[:, places] for name, part in self.attributed.items()},
         )
 
@@ -178,8 +181,15 @@ class _Table:
             confidence=np.array([one.confidence for one in answers]),
             said=tuple(one.said for one in answers),
             about=tuple(question.about for question in questions),
+            functions=functions_of(questions),
             attributed={name: np.stack(part)[:, seen] for name, part in self.attributed.items()},
         )
+
+
+def functions_of(questions: Sequence[Question]) -> Int[np.ndarray, " question"]:
+    """Numbers that are equal for questions about one function."""
+    named = [-1 - place if one.function is None else one.function for place, one in enumerate(questions)]
+    return np.asarray(np.unique(np.array(named), return_inverse=True)[1])
 
 
 # -- the formulas

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from clearhead.bench.statistics import Interval, interval
 from clearhead.bias.code import Measured, Progress, looked_at, measure_both
@@ -44,11 +45,12 @@ class CodeStudy:
 
     def table(self, measured: Measured) -> list[dict[str, Any]]:
         """One line a class: how frequent, how much looked at, how much attributed to; 1 is what chance gives."""
-        lines = []
+        lines, functions = [], measured.functions
         for place, name in enumerate(measured.classes):
-            received = interval(_mean(measured.received[..., place]))
+            received = interval(_mean(measured.received[..., place]), groups=functions)
             line = {"class": name, "share of tokens": float(measured.shares[place]), "attention received": received}
-            lines.append(line | {method: interval(own[:, place]) for method, own in measured.attributed.items()})
+            scores = {method: own[:, place] for method, own in measured.attributed.items()}
+            lines.append(line | {method: interval(own, groups=functions) for method, own in scores.items()})
         return lines
 
     def rightness(self) -> list[dict[str, Any]]:
@@ -57,7 +59,11 @@ class CodeStudy:
         asked = sorted({name for name in found.about if name})
         rows = [(name, np.array([own == name for own in found.about])) for name in asked]
         return [
-            {"asked for": name, "questions": int(mine.sum()), "right": interval(found.correct[mine].astype(float))}
+            {
+                "asked for": name,
+                "questions": int(mine.sum()),
+                "right": interval(found.correct[mine].astype(float), groups=found.functions[mine]),
+            }
             for name, mine in rows
         ]
 
@@ -92,6 +98,7 @@ class CodeStudy:
             "model": self.model,
             "settings": self.settings,
             "questions": len(self.by_class),
+            "functions": len(np.unique(self.by_class.functions)),
             "accuracy": _plain(self.accuracy),
             "right by class": [_line(line) for line in self.rightness()],
             "classes": [_line(line) for line in self.table(self.by_class)],
@@ -148,28 +155,41 @@ def study(
     told = {"questions": len(questions), "permutations": permutations, "special tokens": special, "seed": seed}
     if against is not None:
         other = looked_at(against, questions, by_class.classes, special, progress)
-        change = changes(_log(by_class.received), _log(other), permutations, seed)
-        found = replace(found, change=change, other=against.subject.name)
+        found = compared(found, other, against.subject.name, permutations, seed)
     return replace(found, settings={**told, **settings})
+
+
+def compared(
+    found: CodeStudy,
+    other: Float[np.ndarray, "question layer head class"],
+    name: str,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> CodeStudy:
+    """With what another model looks at (`looked_at`) beside it."""
+    own = found.by_class
+    change = changes(_log(own.received), _log(other), permutations, seed, own.functions)
+    return replace(found, change=change, other=name)
 
 
 def concluded(by_class: Measured, by_part: Measured, permutations: int = PERMUTATIONS, seed: int = 0) -> CodeStudy:
     """What follows from measurements: the tests and the detector, or why they were left out."""
     right, kinds, lengths = by_class.correct, by_class.about, by_class.lengths.astype(float)
+    own = by_class.functions
     fewest = int(min(right.sum(), (~right).sum()))
     left_out, attention, attribution, detection = [], None, None, None
     if fewest < FEW:
         left_out.append(f"wrong against right: {int((~right).sum())} wrong and {int(right.sum())} right answers")
     else:
-        attention = differences(_log(by_class.received), right, lengths, kinds, permutations, seed)
+        attention = differences(_log(by_class.received), right, lengths, kinds, permutations, seed, own)
         if by_class.attributed:
             whole = np.stack(list(by_class.attributed.values()), 1)
-            attribution = differences(_log(whole), right, lengths, kinds, permutations, seed)
+            attribution = differences(_log(whole), right, lengths, kinds, permutations, seed, own)
     if fewest < LEAST:
         left_out.append(f"the detector: it needs {LEAST} wrong and {LEAST} right answers at least")
     else:
         detection = detect(by_class, seed=seed)
-    accuracy = interval(right.astype(float), seed=seed)
+    accuracy = interval(right.astype(float), seed=seed, groups=own)
     return CodeStudy(by_class, by_part, accuracy, attention, attribution, detection, left_out=tuple(left_out))
 
 

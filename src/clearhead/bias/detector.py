@@ -2,7 +2,8 @@
 
 A logistic regression on the syntax scores of an input, fitted and judged on different inputs (cross-fitting), its
 area under the ROC curve beside that of the largest probability alone, of the input's length alone, and of both
-together. Everything that is learned (scales, how strong to regularise) is learned on the fitting part.
+together. Everything that is learned (scales, how strong to regularise) is learned on the fitting part. Questions about
+one function are never on both sides, and are drawn together for intervals.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from clearhead.bench.statistics import LEVEL, Interval
 from clearhead.bias.code import Measured
@@ -50,15 +51,15 @@ def detect(measured: Measured, folds: int = FOLDS, seed: int = 0) -> Detection:
             f"detector: at least {LEAST} of each are needed; ask more questions"
         )
     doubt = -np.log(np.clip(measured.confidence, 1e-12, 1))
-    syntax = features(measured)
+    syntax, own = features(measured), measured.functions
     # confidence needs no fitting: it is used as it is
     scores = {
         "confidence": doubt,
-        "length": fitted(np.log(measured.lengths)[:, None], None, wrong, folds, seed),
-        "syntax": fitted(syntax, None, wrong, folds, seed),
-        "syntax and confidence": fitted(syntax, doubt, wrong, folds, seed),
+        "length": fitted(np.log(measured.lengths)[:, None], None, wrong, own, folds, seed),
+        "syntax": fitted(syntax, None, wrong, own, folds, seed),
+        "syntax and confidence": fitted(syntax, doubt, wrong, own, folds, seed),
     }
-    drawn = _resamples(wrong, seed)
+    drawn = _resamples(wrong, own, seed)
     areas = {name: np.array([auroc(own[rows], wrong[rows]) for rows in drawn]) for name, own in scores.items()}
     found = {name: _interval(auroc(own, wrong), areas[name], len(wrong)) for name, own in scores.items()}
     both, alone = "syntax and confidence", "confidence"
@@ -78,6 +79,7 @@ def fitted(
     x: Float[np.ndarray, "question feature"],
     beside: Float[np.ndarray, " question"] | None,
     wrong: Bool[np.ndarray, " question"],
+    functions: Int[np.ndarray, " question"],
     folds: int,
     seed: int,
 ) -> Float[np.ndarray, " question"]:
@@ -86,19 +88,20 @@ def fitted(
     beside: one more score, weighed against the regression's by a second one (else it would be lost among hundreds)
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict
+    from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=500))
-    inner = StratifiedKFold(3, shuffle=True, random_state=seed)
+    inner = StratifiedGroupKFold(3, shuffle=True, random_state=seed)
     search = GridSearchCV(model, {"logisticregression__C": STRENGTHS}, cv=inner, scoring="roc_auc")
     scores = np.zeros(len(wrong))
-    for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, wrong):
-        best = search.fit(x[train], wrong[train]).best_estimator_
+    for train, test in StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(x, wrong, functions):
+        best = search.fit(x[train], wrong[train], groups=functions[train]).best_estimator_
         own = best.decision_function(x[test])
         if beside is not None:
-            seen = cross_val_predict(best, x[train], wrong[train], cv=inner, method="decision_function")
+            parts = {"groups": functions[train], "cv": inner, "method": "decision_function"}
+            seen = cross_val_predict(best, x[train], wrong[train], **parts)
             both = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
             both.fit(np.stack([seen, beside[train]], 1), wrong[train])
             own = both.decision_function(np.stack([own, beside[test]], 1))
@@ -120,13 +123,18 @@ def auroc(scores: Float[np.ndarray, " question"], wrong: Bool[np.ndarray, " ques
     return float((ranks[wrong].sum() - bad * (bad + 1) / 2) / (bad * good)) if bad and good else float("nan")
 
 
-def _resamples(wrong: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Inputs drawn with replacement, wrong and right ones apart, so that no resample lacks either."""
+def _resamples(wrong: np.ndarray, functions: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Functions drawn with replacement, each with all its questions; those with a wrong answer and those without apart,
+    so that no resample lacks wrong ones."""
     rng = np.random.default_rng(seed)
-    groups = [np.flatnonzero(wrong), np.flatnonzero(~wrong)]
-    return [np.concatenate([rng.choice(group, len(group)) for group in groups]) for _ in range(RESAMPLES)]
+    own = np.unique(functions, return_inverse=True)[1]
+    rows = np.split(np.argsort(own, kind="stable"), np.cumsum(np.bincount(own))[:-1])
+    failed = np.bincount(own, wrong) > 0
+    groups = [group for group in (np.flatnonzero(failed), np.flatnonzero(~failed)) if len(group)]
+    drawn = ([rng.choice(group, len(group)) for group in groups] for _ in range(RESAMPLES))
+    return [np.concatenate([rows[place] for place in np.concatenate(chosen)]) for chosen in drawn]
 
 
 def _interval(value: float, resampled: np.ndarray, count: int) -> Interval:
-    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(value), float(low), float(high), count)

@@ -164,15 +164,20 @@ def pieces_of(tokens: Sequence[str], filler: str) -> list[int]:
 
 
 def clearer(
-    flows: Sequence[Flow], listed: Sequence[Sequence[int]], maps: Sequence[str] = ("attdr", "dr", "attention")
+    flows: Sequence[Flow],
+    listed: Sequence[Sequence[int]],
+    maps: Sequence[str] = ("attdr", "dr", "attention"),
+    versions: int = 1,
 ) -> dict[str, Any]:
     """Does the first map rank the listed words of a sentence higher than the second? Reciprocal ranks, difference, p.
 
     The best-placed of the listed words counts. Further maps stand beside them: attention alone tells what AttDR owes to
-    it. chance: the mean reciprocal rank of words in random order.
+    it. chance: the mean reciprocal rank of words in random order. Of sentences that come in several versions, one after
+    the other, the mean over versions counts: a sentence and its counterfactual are not independent.
     """
     ranks = {
-        name: np.array([_reciprocal(one, own, name) for one, own in zip(flows, listed, strict=True)]) for name in maps
+        name: np.reshape([_reciprocal(*pair, name) for pair in zip(flows, listed, strict=True)], (-1, versions)).mean(1)
+        for name in maps
     }
     _, p, effect = paired(ranks[maps[0]], ranks[maps[1]])
     found: dict[str, Any] = {name: interval(values) for name, values in ranks.items()}

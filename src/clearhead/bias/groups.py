@@ -4,6 +4,11 @@ One number an input (tokens of one input are not independent); labels shuffled a
 kind (a group of longer inputs, or one that was asked harder things, must not look different for that alone); Benjamini
 and Hochberg's step-up over all cells; Cliff's delta for how large a difference is. No input is dropped for being far
 from its group's mean: that removes the variance that the test is about.
+
+Where several inputs are about one function they are not independent of each other, and shuffling their labels one by
+one would call the function's own peculiarity a difference. Then what each function adds to the difference of means,
+Σ (label − mean)(value − mean), keeps its size and its sign is flipped, function by function: if labels have nothing to
+do with values, each sign is as likely as the other (a sign-flipping score test).
 """
 
 from collections.abc import Sequence
@@ -49,10 +54,12 @@ def differences(
     kinds: Sequence[str] | None = None,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
+    functions: Int[np.ndarray, " input"] | None = None,
 ) -> Differences:
     """Two groups of inputs, compared among those of like length and of one kind.
 
-    Cells in which a group has fewer than two values are not tested (NaN).
+    Cells in which a group has fewer than two values are not tested (NaN), nor, where several inputs are about one
+    function (`functions`: its number), those in which a group's values come from fewer than two functions.
     """
     if not 2 <= first.sum() <= len(first) - 2:
         raise InputError(
@@ -63,14 +70,22 @@ def differences(
     there = ~np.isnan(cells)
     known, filled = there.astype(np.float64), np.where(there, cells, 0.0)
     observed = _gap(first[None].astype(np.float64), filled, known)[0]
-    more = np.zeros(cells.shape[1])
     rng = np.random.default_rng(seed)
-    for size in _portions(permutations, len(first)):
-        shuffled = _shuffled(rng, first, strata, size)
-        # differences that are equal but for rounding count as equal
-        more += (np.abs(_gap(shuffled, filled, known)) >= np.abs(observed) * (1 - 1e-9)).sum(0)
-    counts = np.stack([(there & first[:, None]).sum(0), (there & ~first[:, None]).sum(0)])
-    tested = (counts >= 2).all(0)
+    own = None if functions is None else np.unique(functions, return_inverse=True)[1]
+    sides = [there & first[:, None], there & ~first[:, None]]
+    counts = np.stack([side.sum(0) for side in sides])
+    if own is None or own.max() + 1 == len(own):
+        tested = (counts >= 2).all(0)
+        more = np.zeros(cells.shape[1])
+        for size in _portions(permutations, len(first)):
+            shuffled = _shuffled(rng, first, strata, size)
+            # differences that are equal but for rounding count as equal
+            more += (np.abs(_gap(shuffled, filled, known)) >= np.abs(observed) * (1 - 1e-9)).sum(0)
+    else:
+        tested = (np.stack([_summed(side, own) > 0 for side in sides]).sum(1) >= 2).all(0)
+        labels = np.where(there, first[:, None].astype(np.float64), np.nan)
+        added = _summed(np.nan_to_num(_without_means(labels, strata)) * filled, own)
+        more = _flipped(rng, added, permutations)
     p = np.where(tested, (more + 1) / (permutations + 1), np.nan)
     delta = np.array([cliffs_delta(column[first], column[~first]) for column in cells.T])
     shape = values.shape[1:]
@@ -88,8 +103,12 @@ def changes(
     other: Float[np.ndarray, "input *cell"],
     permutations: int = PERMUTATIONS,
     seed: int = 0,
+    functions: Int[np.ndarray, " input"] | None = None,
 ) -> Differences:
-    """The same inputs twice (a model before and after it was fine-tuned): signs of the differences are flipped."""
+    """The same inputs twice (a model before and after it was fine-tuned): signs of the differences are flipped.
+
+    functions: the number of the function that an input is about; the signs of one function are flipped together
+    """
     if one.shape != other.shape:
         raise InputError(
             f"the same inputs and heads are needed twice, but the shapes are {one.shape} and {other.shape}"
@@ -98,12 +117,9 @@ def changes(
     there = ~np.isnan(gaps)
     filled, count = np.where(there, gaps, 0.0), np.maximum(there.sum(0), 1)
     observed = filled.sum(0) / count
-    more = np.zeros(gaps.shape[1])
-    rng = np.random.default_rng(seed)
-    for size in _portions(permutations, len(gaps)):
-        signs = rng.integers(2, size=(size, len(gaps))) * 2.0 - 1
-        more += (np.abs(signs @ filled / count) >= np.abs(observed) * (1 - 1e-9)).sum(0)
-    tested = there.sum(0) >= 2
+    own = np.arange(len(gaps)) if functions is None else np.unique(functions, return_inverse=True)[1]
+    more = _flipped(np.random.default_rng(seed), _summed(filled, own), permutations)
+    tested = (_summed(there, own) > 0).sum(0) >= 2
     p = np.where(tested, (more + 1) / (permutations + 1), np.nan)
     up, down = ((np.sign(filled) == sign).sum(0) for sign in (1, -1))
     shape = one.shape[1:]
@@ -180,6 +196,22 @@ def _shuffled(rng: np.random.Generator, first: np.ndarray, strata: np.ndarray, s
         mine = np.flatnonzero(strata == stratum)
         labels[:, mine] = rng.permuted(labels[:, mine], axis=1)
     return labels
+
+
+def _summed(values: Float[np.ndarray, "input cell"], functions: Int[np.ndarray, " input"]) -> np.ndarray:
+    """The sums over the inputs of each function."""
+    made = np.zeros((int(functions.max()) + 1, values.shape[1]))
+    np.add.at(made, functions, values)
+    return made
+
+
+def _flipped(rng: np.random.Generator, added: Float[np.ndarray, "function cell"], times: int) -> np.ndarray:
+    """How often the sum is at least as far from zero when signs are flipped, function by function."""
+    observed, more = np.abs(added.sum(0)), np.zeros(added.shape[1])
+    for size in _portions(times, len(added)):
+        signs = rng.integers(2, size=(size, len(added))) * 2.0 - 1
+        more += (np.abs(signs @ added) >= observed * (1 - 1e-9)).sum(0)
+    return more
 
 
 def _portions(total: int, inputs: int, at_once: int = 2**21) -> list[int]:

@@ -27,12 +27,15 @@ class Question:
 
     truth: the id of the masked token, the label of a pair, or the text of a translation
     about: the class of what was masked, or the family of a pair; empty where there is none
+    function: the number of the function that it is about: questions about one function are not independent of each
+        other; None where each has its own
     """
 
     raw: str | tuple[str, str]
     sources: tuple[Syntax, ...]
     truth: int | str
     about: str = ""
+    function: int | None = None
 
 
 def cloze(
@@ -47,7 +50,7 @@ def cloze(
         raise InputError(f"{subject.name} is no masked language model with a tokenizer: load one, such as zoo:code")
     rng = np.random.default_rng(seed)
     found: list[Question] = []
-    for text in texts:
+    for number, text in enumerate(texts):
         source = parse(text, language)
         if source.broken:
             continue
@@ -60,19 +63,22 @@ def cloze(
         for place in rng.choice(places, size=min(each, len(places)), replace=False):
             start, stop = _trimmed(text, *units.offsets[place])  # type: ignore[index]
             shown = source.masked(start, stop, subject.processor.mask_token)
-            found.append(Question(shown.text, (shown,), int(ids[place]), kinds[place]))
+            found.append(Question(shown.text, (shown,), int(ids[place]), kinds[place], number))
     return _some(found, f"{len(texts)} texts", language)
 
 
 def pairs(texts: Sequence[tuple[str, str]], labels: Sequence[str], languages: tuple[str, str]) -> list[Question]:
-    """Do two functions do the same? Pairs of which one does not parse are left out."""
+    """Do two functions do the same? Pairs of which one does not parse are left out.
+
+    Pairs that share a function, themselves or through others, count as being about one.
+    """
     if len(texts) != len(labels):
         raise InputError(f"{len(texts)} pairs have {len(labels)} labels: give one for each")
-    found = []
+    found, together = [], _together(texts)
     for (one, other), label in zip(texts, labels, strict=True):
         sources = (parse(one, languages[0]), parse(other, languages[1]))
         if not any(source.broken for source in sources):
-            found.append(Question((one, other), sources, label))
+            found.append(Question((one, other), sources, label, function=together[one]))
     return _some(found, f"{len(texts)} pairs", " and ".join(dict.fromkeys(languages)))
 
 
@@ -83,6 +89,21 @@ def translations(texts: Sequence[str], answers: Sequence[str], language: str) ->
     parsed = [(parse(text, language), answer) for text, answer in zip(texts, answers, strict=True)]
     found = [Question(source.text, (source,), answer) for source, answer in parsed if not source.broken]
     return _some(found, f"{len(texts)} functions", language)
+
+
+def _together(texts: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """A number for each text; equal for those that pairs join."""
+    joined: dict[str, str] = {}
+
+    def first(text: str) -> str:
+        while joined.setdefault(text, text) != text:
+            text = joined[text]
+        return text
+
+    for one, other in texts:
+        joined[first(other)] = first(one)
+    number = {text: place for place, text in enumerate(joined)}
+    return {text: number[first(text)] for text in list(joined)}
 
 
 def _some(found: list[Question], given: str, language: str) -> list[Question]:

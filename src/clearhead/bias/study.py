@@ -121,6 +121,7 @@ def study(
     vectors = axis_vectors(ex, found, progress=progress)
     directions = directions_of(vectors, names, normalise=normalise, seed=seed, few=few)
     maps = {way: removal(way, vectors, directions, names) for way in ways}
+    by_turns = [one.texts[place % 2] for place, one in enumerate(apart)]
     return Study(
         model=ex.subject.name,
         names=names,
@@ -131,7 +132,7 @@ def study(
         sets=[of_set(ex, directions, name, list(own), words, maps, progress) for name, own in sets.items()],
         ranks=_of_sentences(ex, directions, apart, pairs, progress),
         people=_of_people(ex, directions, people, progress),
-        costs={way: cost_at_masks(ex, [one.texts[0] for one in apart], own) for way, own in maps.items() if apart},
+        costs={way: cost_at_masks(ex, by_turns, own) for way, own in maps.items() if apart},
         shown={text: flow(ex, directions, text) for text in sentences},
         settings={"normalise": normalise, "seed": seed, "sentences asked for": count},
     )
@@ -174,7 +175,7 @@ def of_set(
         similarity=alike(flows, _place(placed)),
         share=interval(np.array([share for share, _ in shares])) if shares else None,
         largest=sum(largest for _, largest in shares),
-        ranks=clearer(*zip(*placed, strict=True)) if placed else None,
+        ranks=clearer([one for one, _ in placed], [pieces for _, pieces in placed]) if placed else None,
         pronouns={way: summary(own) for way, own in {"": before, **after}.items()},
         changes={way: (interval(sizes[way] - sizes[""]), paired(sizes[way], sizes[""])[1]) for way in maps},
         shown={one.text: own for one, own in list(zip(asked, flows, strict=True))[:SHOWN]},
@@ -190,16 +191,19 @@ def _place(placed: Sequence[tuple[Flow, Sequence[int]]]) -> int:
 def _of_sentences(
     ex: Explainer, directions: Directions, apart: Sequence[Occurrence], pairs: Sequence[Pair], progress: Progress
 ) -> dict[str, Any] | None:
-    """Sentences that the directions were not found with: do DR and AttDR rank their listed words first?"""
+    """Sentences that the directions were not found with: do DR and AttDR rank their listed words first?
+
+    Each counts with its counterfactual, so that neither side of the pairs is left out.
+    """
     listed = {word for pair in pairs for word in pair}
     flows, places = [], []
     for one in followed(list(apart), progress):
-        own = flow(ex, directions, one.texts[0])
-        there = [i for i, token in enumerate(own.tokens) if token.lstrip("Ġ▁").casefold() in listed]
-        if there:
-            flows.append(own)
-            places.append(there)
-    return clearer(flows, places) if flows else None
+        both = [flow(ex, directions, text) for text in one.texts]
+        there = [[i for i, token in enumerate(own.tokens) if token.lstrip("Ġ▁").casefold() in listed] for own in both]
+        if all(there):
+            flows += both
+            places += there
+    return clearer(flows, places, versions=2) if flows else None
 
 
 def _of_people(

@@ -34,6 +34,7 @@ ARTS = "poetry art dance literature novel symphony drama sculpture"
 FREE = (
     "{mask} is the doctor here.",
     "{mask} is the nurse here.",
+    "{mask} kiss {mask}.",
     "{mask} is always sobbing.",
     "{mask} is a singer.",
     "{mask} is a professor.",

@@ -2,7 +2,7 @@
 
 Layer by layer and in all layers at once: how far the answer moves, and how often another class is predicted. Beside it
 the milder ablation: in place of an input's own weights, the mean of the other inputs' at the same places, which keeps
-what attention does whatever the input is (the class token, the previous word) and takes away what it selects in this one.
+what attention does whatever the input is (the class token, the previous word) and takes away what it selects in this.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ SAYS = (
     "selects there, at least not on these inputs; where they change, it does need it, but the change may also come "
     "from states that the model never met in training. Only a model trained with uniform attention tells these apart. "
     "With the mean attention of the other inputs, place by place, only what attention selects in this input is lost: "
-    "where predictions stay under the mean and not under uniform weights, the model needs a habit of its attention, not "
-    "a choice."
+    "where predictions stay under the mean and not under uniform weights, the model needs a habit of its attention, "
+    "not a choice."
 )
 MEAN = "mean attention, "
 

@@ -1,0 +1,122 @@
+"""The tables of docs/gender-by-depth.md, from docs/figures/gender.json (benchmarks/concepts.py gender).
+
+python benchmarks/gender_page.py [--page docs/gender-by-depth.md]
+"""
+
+import argparse
+import json
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from marked import minus, shown, table, write_between
+
+from clearhead.bench.statistics import holm
+
+Found = dict[str, Any]
+
+
+def layers(found: Found) -> str:
+    rows = [[str(one["layer"]), f"{one['accuracy']:.3f}", f"{one['effect']:.1f}"] for one in found["layers"]]
+    return table(["layer", "held-out accuracy", "effect size (Cohen’s d)"], rows)
+
+
+def pronouns(found: Found) -> str:
+    """DR of the pronoun through the layers, of two sentences that differ in it."""
+    rows = []
+    for text, own in found["shown"].items():
+        if own["mask"] is None:
+            rows.append([f"{text} (DR of *{own['tokens'][0]}*)", *(minus(f"{layer[0]:.1f}") for layer in own["dr"])])
+    return table(["", *(f"layer {one['layer']}" for one in found["layers"])], rows)
+
+
+def likeness(found: Found) -> str:
+    sets = found["sets"]
+    corrected = holm([one["similarity"]["p"] for one in sets])
+    rows = []
+    for one, p in zip(sets, corrected, strict=True):
+        own = one["similarity"]
+        pairs = [
+            f"{own['distances'][n]:.2f} ({own['chance'][n]:.2f})"
+            for n in ("cosine", "euclid", "manhattan", "haversine")
+        ]
+        rows.append(
+            [one["name"], str(one["count"]), *pairs, _p(own["p"]), _p(float(p)), minus(f"{own['spearman']:.2f}")]
+        )
+    names = ["cosine (chance)", "Euclid/√n", "Manhattan/n", "haversine", "p", "p (Holm)", "Spearman"]
+    return table(["set", "sentences", *names], rows)
+
+
+def ranks(found: Found) -> str:
+    lines = [("running text", found["ranks"], None), *((one["name"], one["ranks"], one) for one in found["sets"])]
+    kept = [line for line in lines if line[1] is not None]
+    corrected = holm([own["p"] for _, own, _ in kept])
+    rows = []
+    for (name, own, one), p in zip(kept, corrected, strict=True):
+        share = ["–", "–"] if one is None else [shown(one["share"]), f"{one['largest']} of {one['share']['count']}"]
+        maps = [shown(own[part]) for part in ("attdr", "dr", "attention")]
+        rows.append([name, *maps, f"{own['chance']:.2f}", shown(own["difference"]), _p(own["p"]), _p(float(p)), *share])
+    names = ["AttDR", "DR", "attention alone", "chance", "AttDR − DR", "p", "p (Holm)", "share of filler", "largest"]
+    return table(["sentences", *names], rows)
+
+
+def at_the_mask(found: Found) -> str:
+    """The two words of the axis, where the filler can be masked, too."""
+    rows = []
+    for one in found["sets"]:
+        before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
+        if before["size of bias"]["count"]:
+            first = f"{before['first']['mean']:.2f} / {before['second']['mean']:.2f}"
+            figures = [shown(own[name]) for name in ("apart", "size of bias") for own in (before, densray, hard)]
+            rows.append([one["name"], first, *figures])
+    names = [word for name in ("apart", "size of bias") for word in (name, "without (DensRay)", "without (hard)")]
+    return table(["set", "p(he) / p(she)", *names], rows)
+
+
+def own_words(found: Found) -> str:
+    rows = []
+    for one in found["sets"]:
+        before, densray, hard = (one["pronouns"][way] for way in ("", "densray", "hard"))
+        if not before["size of bias"]["count"]:
+            figures = [before["apart"], densray["apart"], hard["apart"], before["leaning"], densray["leaning"]]
+            rows.append([one["name"], *map(shown, figures)])
+    names = ["apart", "without (DensRay)", "without (hard)", "leaning", "without (DensRay)"]
+    return table(["set", *names], rows)
+
+
+def costs(found: Found) -> str:
+    rows = [
+        [way, *(shown(own[f"loss {name}"], 3) for name in ("before", "after", "difference"))]
+        for way, own in found["costs"].items()
+    ]
+    return table(["removed", "loss before", "after", "difference"], rows)
+
+
+def people(found: Found) -> str:
+    lines = found["people"]
+    further = sum(one["dr difference"] > 0 for one in lines)
+    opposite = sum(one["dr subject"] > 0 > one["dr object"] for one in lines)
+    mean = sum(one["dr difference"] for one in lines) / len(lines)
+    told = (
+        f"In {further} of {len(lines)} sentences such as “{lines[0]['text']}” the subject lies further on the first "
+        f"side than the object (DR summed over layers, mean difference {mean:.1f}); in {opposite} of them subject and "
+        "object also lie on opposite sides of zero. All are in the file; none was left out of the mean."
+    )
+    return fill(told, 124)
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, default=Path("docs/gender-by-depth.md"))
+    options = parser.parse_args()
+    found = json.loads((options.page.parent / "figures" / "gender.json").read_text(encoding="utf-8"))
+    made = (layers, pronouns, likeness, ranks, at_the_mask, own_words, costs, people)
+    write_between(options.page, {one.__name__.replace("_", " "): one(found) for one in made})
+
+
+if __name__ == "__main__":
+    main()
