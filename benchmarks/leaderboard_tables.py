@@ -17,6 +17,10 @@ from scipy.stats import kendalltau
 from clearhead.bench.explaining import CONTROLS
 from clearhead.bench.statistics import interval, ranks
 
+SAID_OF_TIES = (
+    "In how many columns of each table a method cannot be told from the best; columns whose examples are too few to "
+    "tell any two methods apart are not counted, and nothing is bold there."
+)
 #: What benchmarks/perturbation.py wrote on a GPU.
 COST = Path(__file__).parent / "results" / "perturbation" / "h200.json"
 #: By example and method.
@@ -262,12 +266,17 @@ def _table(summary: Mapping[str, Any], kind: str) -> str:
 
     lines = ["| method | " + " | ".join(name for name, _ in found) + " |", "| --- |" + " --- |" * len(found)]
     for method in sorted(methods, key=lambda one: (mean_rank(one), one)):
-        cells = [_cell(table["methods"].get(method), table["examples"]) for _, table in found]
+        cells = [_cell(table["methods"].get(method), table["examples"], _decides(table)) for _, table in found]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "| examples | " + " | ".join(str(table["examples"]) for _, table in found) + " |"])
 
 
-def _cell(figures: list[Any] | None, examples: int) -> str:
+def _decides(table: Mapping[str, Any]) -> bool:
+    """Whether the examples tell any two methods apart; where they do not, being among the best means nothing."""
+    return any(rank is not None and _first(rank) > 1 for *_, rank in table["methods"].values())
+
+
+def _cell(figures: list[Any] | None, examples: int, decided: bool = True) -> str:
     """
     >>> _cell([0.5, 0.4, 0.6, 10, "1–3"], 10), _cell([0.5, 0.4, 0.6, 4, None], 10)
     ('**0.500 [0.400, 0.600] · 1–3**', '0.500 [0.400, 0.600] (4)')
@@ -278,15 +287,15 @@ def _cell(figures: list[Any] | None, examples: int) -> str:
     said = f"{mean:.3f} [{low:.3f}, {high:.3f}]" + (f" ({count})" if count < examples else "")
     if rank is None:
         return said
-    return f"**{said} · {rank}**" if _first(rank) == 1 else f"{said} · {rank}"
+    return f"**{said} · {rank}**" if decided and _first(rank) == 1 else f"{said} · {rank}"
 
 
 def _best(summary: Mapping[str, Any]) -> str:
     """In how many columns a method cannot be told from the best."""
-    kinds = [kind for kind in HEADS if _of_kind(summary, kind)]
+    kinds = [kind for kind in HEADS if any(_decides(table) for _, table in _of_kind(summary, kind))]
     counts: dict[str, dict[str, tuple[int, int]]] = {}
     for kind in kinds:
-        for _, table in _of_kind(summary, kind):
+        for table in (table for _, table in _of_kind(summary, kind) if _decides(table)):
             for method, figures in table["methods"].items():
                 if figures[4] is None:
                     continue
@@ -297,7 +306,7 @@ def _best(summary: Mapping[str, Any]) -> str:
         own = [best / of for kind, (best, of) in counts[method].items() if kind in ("truth", "gap", "sensitivity")]
         return (-float(np.mean(own)) if own else 0.0, method)
 
-    lines = ["## Tied for the best", "", "In how many columns of each table a method cannot be told from the best.", ""]
+    lines = ["## Tied for the best", "", SAID_OF_TIES, ""]
     lines += ["| method | " + " | ".join(kinds) + " |", "| --- |" + " --- |" * len(kinds)]
     for method in sorted(counts, key=order):
         cells = [
