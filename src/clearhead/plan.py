@@ -320,7 +320,7 @@ def recorded(
             reduced=reduced,
             ran=Ran(),
         )
-    how = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}
+    how: dict[str, Any] = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}
     kept = not all(reading.streams for reading in readings)
     tape = recorder.run(plan.batch, plan.value, asks, visit, **how, kept=kept)
     for reading in readings:

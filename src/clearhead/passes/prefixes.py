@@ -51,19 +51,29 @@ class Prefix:
     def values(self, samples: Sequence[Sample], start: int) -> Float[Tensor, "input target"]:
         """What altered inputs are worth that have the words before `start` in common with the input."""
         plan = Plan(self.subject, samples, [self.targets] * len(samples))
-        if start and self.shares:
-            self._extend(start)
-        if not start or not self.shares:
-            return _worth(plan, self._run(plan.batch))
-        rest = {**plan.batch, "input_ids": plan.batch["input_ids"][:, start:], "use_cache": True}
-        rest["logits_to_keep"] = rest["logits_to_keep"] - start
-        found = _worth(plan, self._run({**rest, "past_key_values": self._repeated(len(samples), start)}))
-        if self.recorder not in _exact:
-            real = _worth(plan, self._run(plan.batch))
-            gap = float((found - real).abs().max() / real.abs().max().clamp(min=1e-12))
-            self.shares = _exact[self.recorder] = gap <= TOLERANCE.get(self.subject.dtype, 1e-4)
-            return real
-        return found
+        if start and self.recorder not in _exact:
+            self.shares = _exact[self.recorder] = self._tried(plan, start)
+        return _worth(plan, self._after(plan, start) if start and self.shares else self._run(plan.batch))
+
+    def _tried(self, plan: Plan, start: int) -> bool:
+        """Whether the model takes a cache, keeps every key in it, and gives the same numbers with it as without."""
+        try:
+            found = _worth(plan, self._after(plan, start))
+        except (AttributeError, TypeError, ValueError, LookupError):  # it has a kind of cache of its own
+            return False
+        layers = self.cache.layers
+        if not layers or any(type(one) is not DynamicLayer or one.get_seq_length() != self.length for one in layers):
+            return False
+        real = _worth(plan, self._run(plan.batch))
+        gap = float((found - real).abs().max() / real.abs().max().clamp(min=1e-12))
+        return gap <= TOLERANCE.get(self.subject.dtype, 1e-4)
+
+    def _after(self, plan: Plan, start: int) -> Any:
+        """The output for what comes after the words in common."""
+        self._extend(start)
+        given: dict[str, Any] = {**plan.batch, "input_ids": plan.batch["input_ids"][:, start:], "use_cache": True}
+        given["logits_to_keep"] = given["logits_to_keep"] - start
+        return self._run({**given, "past_key_values": self._repeated(plan.size, start)})
 
     def _run(self, batch: dict[str, Any]) -> Any:
         with self.subject.scope():
@@ -77,17 +87,14 @@ class Prefix:
         told = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
         self._run({"input_ids": ids, **told})
         self.length = length
-        layers = self.cache.layers
-        whole = layers and all(type(layer) is DynamicLayer and layer.get_seq_length() == length for layer in layers)
-        if not whole:
-            self.shares = _exact[self.recorder] = False
 
     def _repeated(self, count: int, length: int) -> DynamicCache:
         """The first words' for each of so many inputs."""
         cache = DynamicCache()
-        for place, layer in enumerate(self.cache.layers):
-            parts = (part[:, :, :length].expand(count, -1, -1, -1) for part in (layer.keys, layer.values))
-            cache.update(*parts, place)
+        layers: list[Any] = self.cache.layers
+        for place, layer in enumerate(layers):
+            keys, values = (part[:, :, :length].expand(count, -1, -1, -1) for part in (layer.keys, layer.values))
+            cache.update(keys, values, place)
         return cache
 
 
