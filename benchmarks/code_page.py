@@ -2,9 +2,9 @@
 
     python benchmarks/code_page.py [--page docs/code-models.md]
 
-The five families take seconds a question on one core: they are measured on fewer questions, in a file of their own (what
-`code_syntax.py write` makes of another --work). What stands between its marks is written anew; the reading of it is
-written by hand.
+The five families take seconds a question on one core: they are measured on fewer questions, in a file of their own
+(what `code_syntax.py write` makes of another --work). What stands between its marks is written anew; the reading of it
+is written by hand.
 """
 
 import argparse
