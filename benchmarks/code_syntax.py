@@ -10,7 +10,7 @@ Held-out functions that decided which weights are kept are asked about, not the 
 Python (zoo:code), pairs of Python functions (zoo:code-clone, with zoo:code beside it) and translations of Java
 (zoo:code-translate). `questions` needs tree-sitter; `measure` does not, so that it can run on another machine, in parts
 side by side, each of which leaves one file; what is there is not made again. `write` makes DIR/code-*.png and
-DIR/code-models.json, and the tables between the marks of docs/code-models.md.
+DIR/code-models.json, from which benchmarks/code_page.py makes the tables of docs/code-models.md.
 """
 
 import argparse
