@@ -40,9 +40,7 @@ def measuring() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if (path / "cmdline").read_bytes().startswith(b"ray::MapWorker(Map(Keeper)).submit") and is_ours(
-                int(path.name)
-            ):
+            if (path / "cmdline").read_bytes().startswith(MEASURING) and is_ours(int(path.name)):
                 found.append(int(path.name))
         except OSError:
             continue  # gone meanwhile

@@ -66,3 +66,10 @@ def test_too_few_wrong_answers_are_said():
     few = measured(40)
     with pytest.raises(InputError, match=r"1 wrong and 39 right answers are too few.*at least 10"):
         detect(replace(few, correct=np.arange(40) > 0))
+
+
+@pytest.mark.parametrize("functions", [np.arange(160) % 4, np.where(measured().correct, np.arange(160), 0)])
+def test_too_few_functions_are_said(functions):
+    """Many questions about four functions, and all wrong answers about one."""
+    with pytest.raises(InputError, match=r"too few to fit and judge a detector .they are about [14] and \d+ functions"):
+        detect(replace(measured(), functions=functions))

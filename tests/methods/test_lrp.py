@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead
+from clearhead.errors import Refusal
 from tests import models
 from tests.methods import twins
 from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
@@ -62,3 +64,14 @@ def test_pictures_by_the_bounds_of_each() -> None:
     bright[::2] = 0
     together, alone = ex.explain([first, bright], "lrp")[0], ex.explain(first, "lrp")
     assert twins.gap(together.scores, alone.scores) < 1e-4  # the softmax runs in float32
+
+
+@pytest.mark.parametrize(
+    "method", ["lrp", "partial-lrp", "transformer-attribution", clearhead.Method("generic", lrp=True)], ids=str
+)
+def test_refused_in_float16(method: str | clearhead.Method) -> None:
+    """What steadies its divisions is zero there, and scores would be those of rounding."""
+    ex = models.explainer("bert/classify", torch.float16, initializer_range=0.02)
+    with pytest.raises(Refusal, match=r"load the model with dtype='float32'"):
+        ex.explain(models.inputs("bert/classify")[0], method)
+    assert np.isfinite(ex.explain(models.inputs("bert/classify")[0], "attn-lrp").scores).all()

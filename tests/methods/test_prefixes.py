@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 import clearhead
 from clearhead.passes import prefixes
@@ -84,6 +93,13 @@ def test_windows_share_too(given):
     assert prefixes._exact[ex.recorder] is True
 
 
+@pytest.fixture
+def several():
+    """Two inputs: what the first shows of a cache is known before the second is asked."""
+    torch.manual_seed(1)
+    return {"input_ids": torch.randint(5, 40, (2, 14))}
+
+
 def test_a_cache_that_forgets_is_not_used(given, monkeypatch):
     """A layer of another kind (a window, a recurrent state) does not keep every key."""
     monkeypatch.setattr(prefixes, "DynamicLayer", type("Another", (), {}))
@@ -92,9 +108,9 @@ def test_a_cache_that_forgets_is_not_used(given, monkeypatch):
     assert prefixes._exact[ex.recorder] is False
 
 
-def test_a_cache_that_is_wrong_is_not_used(given, monkeypatch):
+def test_a_cache_that_is_wrong_is_not_used(several, monkeypatch):
     """Whatever a model does with its cache: numbers that come out otherwise are not used."""
-    expected = clearhead.load(made("llama")).explain(given, "occlusion").scores
+    expected = clearhead.load(made("llama")).explain(several, "occlusion")
     real = prefixes.Prefix._repeated
 
     def spoilt(self, count, length):
@@ -104,5 +120,19 @@ def test_a_cache_that_is_wrong_is_not_used(given, monkeypatch):
 
     monkeypatch.setattr(prefixes.Prefix, "_repeated", spoilt)
     ex = clearhead.load(made("llama"))
-    assert abs(ex.explain(given, "occlusion").scores - expected).max() <= 1e-9
+    for found, real in zip(ex.explain(several, "occlusion"), expected, strict=True):
+        assert abs(found.scores - real.scores).max() <= 1e-9
     assert prefixes._exact[ex.recorder] is False
+
+
+def test_recurrent_states_are_not_shared(several, monkeypatch):
+    """Its short convolutions keep a state, not keys."""
+    shape = {**SHAPE, "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = Lfm2ForCausalLM(Lfm2Config(**shape)).double().eval()
+    ex = clearhead.load(model)
+    shared = ex.explain(several, "occlusion")
+    assert prefixes._exact[ex.recorder] is False
+    apart(monkeypatch)
+    for found, real in zip(shared, clearhead.load(model).explain(several, "occlusion"), strict=True):
+        assert abs(found.scores - real.scores).max() <= 1e-9

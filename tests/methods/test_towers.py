@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clearhead.methods.base import ACROSS, Frame
+from clearhead.methods.maps import Map, steps
 from clearhead.recording.tape import Call
 from tests.replicas import co_attention as replica
 
@@ -132,3 +133,10 @@ def test_a_stream_that_never_looks_at_itself_has_nothing_to_tell_of_itself() -> 
         seen = (only[1].relevance * only[1].attention_gradient).clamp(min=0).mean(1)[0, 0] / 2
         np.testing.assert_allclose(found["image"], seen)
         assert found["text"].min() >= 0 and found["text"].sum() > 0
+
+
+def test_streams_that_look_at_each_other_again_do_so_in_another_step():
+    """With layers= nothing may be left between two blocks; the second still sees what came of the first."""
+    look = torch.eye(2)[None]
+    both = [Map("text", "image", look, False, None), Map("image", "text", look, False, None)]
+    assert [len(step) for step in steps(both * 3)] == [2, 2, 2]

@@ -104,7 +104,7 @@ def test_the_first_result_comes_within_a_second_and_a_half(page: Page) -> None:
         expect(page.locator("#view .ch-card .ch-text").first).to_contain_text(words, timeout=20_000)
         took.append(time.monotonic() - began)
         expect(page.locator("#status")).to_contain_text("Done in")
-    assert min(took) < 1.5, took
+    assert sorted(took)[1] < 1.5, took
 
 
 def test_another_class_is_one_click_away(page: Page) -> None:

@@ -1,7 +1,7 @@
 """Engine `ray`: Ray Data with actors that keep the model open, on this machine or on a cluster.
 
-Without an address a cluster of this machine is started, and stopped at the end; with one (`auto`, `HOST:PORT`,
-`ray://HOST:PORT`) the run joins that cluster, whose machines must have clearhead, the model and the data under the same
+Without an address a cluster of this machine is started, and stopped at the end; with one (`auto`, `HOST:PORT`) the run,
+on one of its machines, joins that cluster, whose machines must have clearhead, the model and the data under the same
 names. The chunks of the plan are the rows of a dataset, one a block, which its actors turn into shards as they come. An
 actor that dies is started again and its chunk is measured again, on another machine if its own is gone; what it had
 finished is stored already. Chunks are fixed by the plan, so the store is that of any other engine.
@@ -60,10 +60,18 @@ class Keeper:
                     f"the worker died {died} times over chunk {task.key} ({len(task.places)} examples, the first at "
                     f"{task.places[0]})"
                 )
-            made: Shard | Exception = self.worker(task)
+            made = self.worker(task)
+            return {"made": pickle.dumps(made)}
         except Exception as problem:
-            made = problem
-        return {"made": pickle.dumps(made)}
+            return {"made": pickle.dumps(ClearheadError(str(problem)) if _foreign(problem) else problem)}
+
+
+def _foreign(problem: Exception) -> bool:
+    """Whether it cannot be sent, or not be understood elsewhere."""
+    try:
+        return type(pickle.loads(pickle.dumps(problem))) is not type(problem)
+    except Exception:
+        return True
 
 
 @register("ray")

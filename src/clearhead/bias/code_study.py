@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from clearhead.bench.statistics import Interval, interval
 from clearhead.bias.code import Measured, Progress, looked_at, measure_both
-from clearhead.bias.detector import LEAST, Detection, detect
+from clearhead.bias.detector import Detection, detect, too_few
 from clearhead.bias.groups import PERMUTATIONS, RATE, Differences, changes, differences
 from clearhead.bias.questions import Question
 from clearhead.explainer import Explainer, MethodLike
@@ -185,8 +185,8 @@ def concluded(by_class: Measured, by_part: Measured, permutations: int = PERMUTA
         if by_class.attributed:
             whole = np.stack(list(by_class.attributed.values()), 1)
             attribution = differences(_log(whole), right, lengths, kinds, permutations, seed, own)
-    if fewest < LEAST:
-        left_out.append(f"the detector: it needs {LEAST} wrong and {LEAST} right answers at least")
+    if (reason := too_few(by_class)) is not None:
+        left_out.append(f"the detector: {reason}")
     else:
         detection = detect(by_class, seed=seed)
     accuracy = interval(right.astype(float), seed=seed, groups=own)

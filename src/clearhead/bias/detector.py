@@ -22,7 +22,7 @@ FOLDS = 5
 RESAMPLES = 1000
 #: How strong the regression is regularised is chosen among these, on the fitting part.
 STRENGTHS = (1e-3, 1e-2, 1e-1)
-#: With fewer wrong answers (or right ones) nothing can be fitted and judged.
+#: With fewer functions that have a wrong answer (or a right one) nothing can be fitted and judged.
 LEAST = 2 * FOLDS
 
 
@@ -45,11 +45,8 @@ class Detection:
 def detect(measured: Measured, folds: int = FOLDS, seed: int = 0) -> Detection:
     """Judge a detector of wrong answers by what `measure` found."""
     wrong = ~measured.correct
-    if min(wrong.sum(), (~wrong).sum()) < LEAST:
-        raise InputError(
-            f"{int(wrong.sum())} wrong and {int((~wrong).sum())} right answers are too few to fit and judge a "
-            f"detector: at least {LEAST} of each are needed; ask more questions"
-        )
+    if (reason := too_few(measured)) is not None:
+        raise InputError(reason)
     doubt = -np.log(np.clip(measured.confidence, 1e-12, 1))
     syntax, own = features(measured), measured.functions
     # confidence needs no fitting: it is used as it is
@@ -65,6 +62,19 @@ def detect(measured: Measured, folds: int = FOLDS, seed: int = 0) -> Detection:
     both, alone = "syntax and confidence", "confidence"
     gain = _interval(found[both].mean - found[alone].mean, areas[both] - areas[alone], len(wrong))
     return Detection(found, gain, int(wrong.sum()))
+
+
+def too_few(measured: Measured) -> str | None:
+    """Why there is nothing to fit and judge a detector by; None where there is."""
+    right = measured.correct
+    functions = [len(np.unique(measured.functions[rows])) for rows in (~right, right)]
+    if min(functions) >= LEAST:
+        return None
+    return (
+        f"{int((~right).sum())} wrong and {int(right.sum())} right answers are too few to fit and judge a detector "
+        f"(they are about {functions[0]} and {functions[1]} functions, and at least {LEAST} each are needed); ask more "
+        "questions"
+    )
 
 
 def features(measured: Measured) -> Float[np.ndarray, "question feature"]:

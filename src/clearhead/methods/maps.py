@@ -32,14 +32,16 @@ def steps(visited: Sequence[Map]) -> Iterator[list[Map]]:
     the calls of a block, and two streams that look at each other."""
     step: list[Map] = []
     for one in reversed(visited):
-        if step and not _at_once(step[-1], one):
+        if step and not _at_once(step, one):
             yield step
             step = []
         step.append(one)
     yield step
 
 
-def _at_once(one: Map, after: Map) -> bool:
-    if one.block is not None:
-        return one.block == after.block
-    return one.looks != one.seen and (one.looks, one.seen) == (after.seen, after.looks)
+def _at_once(step: Sequence[Map], after: Map) -> bool:
+    last = step[-1]
+    if last.block is not None:
+        return last.block == after.block
+    mutual = last.looks != last.seen and (last.looks, last.seen) == (after.seen, after.looks)
+    return mutual and len(step) == 1  # the next two look at each other anew

@@ -37,7 +37,12 @@ class Prefix:
         by_class = all(target.custom is None for target in targets)
         told = getattr(sample, "kept", ()) and subject.accepts("logits_to_keep") and subject.accepts("past_key_values")
         plain = isinstance(subject, Decoder) and not subject.counts_by_length and set(sample.inputs) == {"input_ids"}
-        self.shares = bool(plain and told and by_class) and _exact.get(recorder, True)
+        self.able = bool(plain and told and by_class) and not subject.compiled  # compiled passes are of one length
+
+    @property
+    def shares(self) -> bool:
+        """Whether words in common are run once: until the model's cache was seen to be wrong, with whichever input."""
+        return self.able and _exact.get(self.recorder, True)
 
     def first_change(self, other: Sample) -> int:
         """How many of the first words of an altered input are those of the input, and not needed for what is read."""
@@ -52,7 +57,7 @@ class Prefix:
         """What altered inputs are worth that have the words before `start` in common with the input."""
         plan = Plan(self.subject, samples, [self.targets] * len(samples))
         if start and self.recorder not in _exact:
-            self.shares = _exact[self.recorder] = self._tried(plan, start)
+            _exact[self.recorder] = self._tried(plan, start)
         return _worth(plan, self._after(plan, start) if start and self.shares else self._run(plan.batch))
 
     def _tried(self, plan: Plan, start: int) -> bool:

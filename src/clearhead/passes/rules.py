@@ -103,6 +103,8 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
                     _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
+        if family.wide and subject.dtype == torch.float16:
+            why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
         known[key] = Trial(why_not, family.keeps_apart)
     return known[key]
 

@@ -142,11 +142,10 @@ class Worth:
     def find(self, asked: Iterable[_Asked]) -> None:
         """Evaluate what is not known yet."""
         new = list({one.key: one for one in asked if one.key not in self.table}.values())
-        alone = [one for one in new if not self.prefixes[one.key[0]].shares]
         for key, prefix in self.prefixes.items():
             if prefix.shares and (own := [one for one in new if one.key[0] == key]):
                 self._find_after(prefix, own)
-        for batch in self._batches(alone):
+        for batch in self._batches([one for one in new if one.key not in self.table]):
             self._keep(batch, self._values(batch))
 
     def _find_after(self, prefix: Prefix, asked: Sequence[_Asked]) -> None:

@@ -72,7 +72,7 @@ class MeanAttention:
         def mean(attention: Weights, visible: Visible, layer: int) -> Weights:
             own = (batch.attention[layer] * real[:, None]).double()
             total = (self.sums[layer][:, :queries, :keys] - own).clamp(min=0)
-            weights = (total / others.clamp(min=1)).to(attention) * visible
+            weights = (total * (others > 0) / others.clamp(min=1)).to(attention) * visible
             return torch.where(weights.sum(-1, keepdim=True) > 0, weights, flat(attention, visible, layer))
 
         return mean

@@ -83,6 +83,8 @@ class Family:
     """
 
     name: ClassVar[str]
+    #: Whether its numbers are small or large beyond what float16 has.
+    wide: ClassVar[bool] = False
     #: Operations beside `MOVES` that it leaves as they are.
     ordinary: ClassVar[frozenset[str]] = frozenset()
 

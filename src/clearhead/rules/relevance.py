@@ -79,6 +79,7 @@ class Relevance(Family):
     repeated: bool = False
 
     name: ClassVar[str] = "relevance propagation"
+    wide: ClassVar[bool] = True  # EPS is zero in float16
 
     def twice(self) -> Family:
         return Twice(self.variant, self.positions, self.mask, self.kept, self.repeated)
