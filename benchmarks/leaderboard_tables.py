@@ -369,7 +369,8 @@ def _cost(found: Mapping[str, Any]) -> str:
             "",
             "The authors' way (one method and one picture at a time, maps through files, batches of 16), on the "
             f"first {both['pictures']} of them: {theirs['explained']:,} pictures explained and {theirs['judged']:,} "
-            f"judged, {theirs['distinct']:,} of them distinct, in {both['authors']:,.0f} s; clearhead took "
+            f"judged (those that the two controls look at among them), {theirs['distinct']:,} of them distinct, in "
+            f"{both['authors']:,.0f} s; clearhead took "
             f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast), and the curves are equal to "
             f"{both['gap']:.0e}. In proportion, {last['pictures']} pictures would take the authors' way "
             f"{both['authors'] * last['pictures'] / both['pictures']:,.0f} s: scaled, not measured.",

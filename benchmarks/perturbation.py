@@ -66,7 +66,8 @@ def pictures(count: int, folder: str | None) -> Sequence[Example]:
 
 
 class Watch:
-    """Which pictures go through the model: with gradients, to be explained, and without, to be judged by.
+    """Which pictures go through the model: with gradients, to be explained, and without, to be judged by (and, in the
+    authors' way, to be explained by the controls).
 
     Eight bytes are kept of each: a table of them would grow with the pictures, and memory is what is measured.
     """

@@ -17,7 +17,8 @@ layers of the stream, too, which look at the tower:
 since the sum of both states is the stream's, which holds the tower as it was before, and what the layer added. So each
 Ā counts once: its gradient has measured how much of it reaches y over all bridges together. (The mean of both R would
 halve at every bridge what was measured below; their sum would count the tower's lower layers, and the identity, anew at
-every bridge.) A state that is joined with itself stays what it is, as it does under the layer norm that follows.
+every bridge.) Without `aggregate` such a layer replaces R_ss, as every other does. A state that is joined with itself
+stays what it is, as it does under the layer norm that follows.
 """
 
 from dataclasses import dataclass
