@@ -126,6 +126,11 @@ ROWS: dict[str, dict[str, Cell]] = {
         f"farthest JSD with TVD ≤ {SAME}": frontier_at,
         "λ = 0: TVD": lambda results, model: point(results, model, "λ 0", "TVD"),
         "trained with uniform attention there: accuracy": lambda r, m: point(r, m, "uniform, trained", "accuracy"),
+    }
+    | {
+        f"λ = {strength}: {figure}": plain("frontier", f"λ {strength}: {figure}")
+        for strength in ("0.01", "0.03", "0.1")
+        for figure in ("JSD", "TVD", "accuracy")
     },
     "Diagnostic (accuracy of a classifier without context, by its guide)": {
         guide: plain("diagnostic", guide)
