@@ -1,6 +1,7 @@
 """Attention flow against its replica, against minimal cuts, and where its answer is known."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -125,7 +126,9 @@ def test_says_what_it_costs_before_it_begins() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_says_nothing_where_it_is_quick() -> None:
-    Flow(frame=frame(64, 12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Flow(frame=frame(64, 12))
 
 
 def test_without_igraph_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

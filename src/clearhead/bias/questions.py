@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clearhead.bias.syntax import Syntax, align, parse
+from clearhead.bias.words import families
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.subjects.base import How
@@ -93,17 +94,9 @@ def translations(texts: Sequence[str], answers: Sequence[str], language: str) ->
 
 def _together(texts: Sequence[tuple[str, str]]) -> dict[str, int]:
     """A number for each text; equal for those that pairs join."""
-    joined: dict[str, str] = {}
-
-    def first(text: str) -> str:
-        while joined.setdefault(text, text) != text:
-            text = joined[text]
-        return text
-
-    for one, other in texts:
-        joined[first(other)] = first(one)
-    number = {text: place for place, text in enumerate(joined)}
-    return {text: number[first(text)] for text in list(joined)}
+    names = families(texts)
+    number = {name: place for place, name in enumerate(dict.fromkeys(names.values()))}
+    return {text: number[name] for text, name in names.items()}
 
 
 def _some(found: list[Question], given: str, language: str) -> list[Question]:

@@ -181,7 +181,9 @@ def axis_vectors(
         raise InputError("no listed word is one token of its sentence: check the pairs with known_pairs(ex, pairs)")
     stacked = [torch.stack([side[i] for i in there]) for side in sides]  # type: ignore[misc]
     by_layer = {layer: (stacked[0][:, place], stacked[1][:, place]) for place, layer in enumerate(wanted)}
-    return AxisVectors(by_layer, _families([found[i].words for i in there]))
+    pairs = [found[i].words for i in there]
+    names = families(pairs)
+    return AxisVectors(by_layer, [names[a] for a, _ in pairs])
 
 
 def axis_directions(
@@ -231,15 +233,15 @@ def place_of(ex: Explainer, ids: torch.Tensor, word: str) -> int | None:
     return places[0] if places else None
 
 
-def _families(pairs: Sequence[Pair]) -> list[str]:
-    """Pairs that share a word (his–her, him–her) belong together: one name for each family."""
+def families(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """One name for all that pairs join, in one step or several (his–her, him–her): by text, the name of its family."""
     root: dict[str, str] = {}
 
-    def find(word: str) -> str:
-        while root.setdefault(word, word) != word:
-            word = root[word]
-        return word
+    def find(text: str) -> str:
+        while root.setdefault(text, text) != text:
+            text = root[text]
+        return text
 
     for a, b in pairs:
         root[find(a)] = find(b)
-    return [find(a) for a, _ in pairs]
+    return {text: find(text) for text in list(root)}
