@@ -223,7 +223,7 @@ def test_windows_are_walked_along(monkeypatch):
     real = triton_kernel.Rebuilt
     monkeypatch.setattr(triton_kernel, "Rebuilt", lambda *args, **how: told.append(how) or real(*args, **how))
     clearhead.load(windows()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
-    assert told[-1] == {"causal": True, "window": 6}
+    assert told[-1] == {"causal": True, "window": 6, "mask": None}
 
 
 @here

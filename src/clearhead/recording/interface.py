@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from clearhead.errors import Refusal
 from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.checkpointing import layers_again
+from clearhead.recording.masks import described
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
@@ -224,15 +225,15 @@ def _is_eager(config: Any) -> bool:
     return config is not None and implementation_of(config) == "eager"
 
 
-def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
     listener = getattr(_active, "listener", None)
     if listener is None and config is not None:
-        return AttentionMaskInterface()[implementation_of(config)](*args, config=config, **kwargs)
+        return AttentionMaskInterface()[implementation_of(config)](config=config, **kwargs)
     if listener is not None and listener.tiles is not None:
-        # a byte a cell, and nothing at all where it hides nothing, or for torch's kernel what comes after each query
+        # what comes after each query, torch's kernel leaves out by itself
         kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
-        return sdpa_mask(*args, config=config, **kwargs)
-    mask = eager_mask(*args, config=config, **kwargs)
+        return described(config=config, **kwargs)
+    mask = eager_mask(config=config, **kwargs)
     # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
     return mask if mask is None or mask.dtype != torch.float64 else mask.clamp(min=torch.finfo(torch.float32).min)
 

@@ -21,6 +21,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from clearhead.recording import pieces
+from clearhead.recording.masks import Described, span
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tiles import TORCH, Tiles
 from clearhead.recording.tiles import Gradients as Gradients
@@ -103,9 +105,9 @@ class Streamed:
     def output(self) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
         if self.kernel is not None:
             return self.kernel.output(self)
-        query, key, value = self._parts()
         if self.forward is not None:
-            return self.forward(self.module, query, key, value, self.mask, **self.more)[0], ()
+            return pieces.output(self), ()
+        query, key, value = self._parts()
         parts = [
             self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
             for rows, keys in self._spans(hidden=False)
@@ -195,10 +197,10 @@ class Streamed:
         self, rows: slice, keys: slice, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
         """The model's own attention of some queries to some keys."""
-        more = {name: self._cut(part, rows, keys) for name, part in self.more.items()}
+        more = {name: self.cut(part, rows, keys) for name, part in self.more.items()}
         return self.eager(self.module, query, key, value, self._added(rows, keys, query.dtype), **more)
 
-    def _cut(self, part: Any, rows: slice, keys: slice) -> Any:
+    def cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
         _, _, queries, count = self.outline.shape
         if not isinstance(part, Tensor) or part.dim() != 4 or part.shape[3] != count:
@@ -208,24 +210,23 @@ class Streamed:
 
     def _added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
-        seen = self._seen(rows)
+        seen = self._seen(rows, keys)
         if seen is None:
-            return None if self.mask is None else self._cut(self.mask, rows, keys)
+            return None if self.mask is None else self.cut(self.mask, rows, keys)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
         least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
-        added = torch.zeros_like(seen[..., keys], dtype=dtype)
-        return added.masked_fill_(~seen[..., keys], least)
+        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, least)
 
-    def _seen(self, rows: slice) -> Bool[Tensor, "batch 1 query key"] | None:
-        """Which keys these queries see; None where that is not said in so many words."""
-        count = self.outline.shape[3]
+    def _seen(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"] | None:
+        """Which of these keys these queries see; None where that is not said in so many words."""
         if self.causal:
-            device = self.query.device
-            places = torch.arange(rows.start, rows.stop, device=device)
-            return (torch.arange(count, device=device) <= places[:, None])[None, None]
+            at, there = (torch.arange(part.start, part.stop, device=self.query.device) for part in (rows, keys))
+            return (there <= at[:, None])[None, None]
+        if isinstance(self.mask, Described):
+            return self.mask.tile(rows, keys).to(self.query.device)
         if self.mask is None or self.mask.dtype != torch.bool:
             return None
-        return self._cut(self.mask, rows, slice(0, count))
+        return self.cut(self.mask, rows, keys)
 
     def _spans(self, hidden: bool, targets: int = 1) -> Iterator[tuple[slice, slice]]:
         """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
@@ -233,9 +234,16 @@ class Streamed:
         size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
-            seen = None if hidden else self._seen(rows)
-            places = [] if seen is None else seen.any((0, 1, 2)).nonzero().flatten().tolist()
-            yield rows, slice(places[0], places[-1] + 1) if places else slice(0, width)
+            yield rows, slice(0, width) if hidden else self._span(rows)
+
+    def _span(self, rows: slice) -> slice:
+        every = slice(0, self.outline.shape[3])
+        if self.causal:
+            return slice(0, min(rows.stop, every.stop))
+        if isinstance(self.mask, Described):
+            return self.mask.span(rows)
+        seen = self._seen(rows, every)
+        return every if seen is None else span(seen)
 
 
 class _Attend(torch.autograd.Function):

@@ -10,12 +10,15 @@ bytes each time; gradients are, where torch is told to be deterministic.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from clearhead.recording import pieces
+from clearhead.recording.masks import Described
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.triton_sums import WIDEST, Rebuilt, proven
@@ -47,8 +50,7 @@ class TritonKernel:
         query, key, value = call.query, call.key, call.value
         backend = _backend(call)
         if backend is None:
-            assert call.forward is not None
-            return call.forward(call.module, query, key, value, call.mask, **call.more)[0], ()
+            return pieces.output(call), ()
         saved = _fused(backend, query, key, value, call.causal, call.scaling)
         return saved[0].transpose(1, 2), saved
 
@@ -64,9 +66,7 @@ class TritonKernel:
             return []
         slope = None if gradient is None else _in_rows(gradient.detach().transpose(1, 2))
         query, key, value = (_in_rows(part) for part in (call.query, call.key, call.value))
-        window = _window(call)
-        seen = {"causal": True, "window": window} if window else {"causal": call.causal, "mask": call.mask}
-        rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, **seen)
+        rebuilt = Rebuilt(query, key, value, slope, None, call.scaling, **_seen(call))
         if call.saved:
             batch, heads, queries, _ = rebuilt.shape  # a kernel may round the number of queries up
             lse = call.saved[1].reshape(batch, heads, -1)[:, :, :queries].contiguous()
@@ -81,15 +81,14 @@ def _in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _window(call: Streamed) -> int | None:
-    """How far each query looks back, where that is all that the mask says: the kernels walk along no more then."""
-    window, mask, length = call.more.get("sliding_window"), call.mask, call.key.shape[2]
-    square = mask is not None and mask.shape[-2:] == (length, length) and call.query.shape[2] == length
-    if not window or mask is None or mask.dtype != torch.bool or not square:
-        return None
-    at = torch.arange(length, device=mask.device)
-    band = (at <= at[:, None]) & (at > at[:, None] - window)
-    return int(window) if bool((mask == band).all()) else None
+def _seen(call: Streamed) -> dict[str, Any]:
+    """What is seen, in a few words where they suffice: the kernels walk along no more than a window then."""
+    if not isinstance(call.mask, Described):
+        return {"causal": call.causal, "mask": call.mask}
+    facts = call.mask.facts
+    if facts is None:
+        return {"mask": call.mask.whole}
+    return {"causal": facts.causal, "window": facts.window, "mask": facts.padding}
 
 
 def _backend(call: Streamed) -> SDPBackend | None:
@@ -145,12 +144,7 @@ def _says_lse(backend: SDPBackend, dtype: torch.dtype, width: int, device: torch
 def _gradients(call: Streamed, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
     query, key, value = call.query, call.key, call.value
     if not call.saved:
-        assert call.forward is not None
-        leaves = [part.detach().requires_grad_() for part in (query, key, value)]
-        with torch.enable_grad():
-            output = call.forward(call.module, *leaves, call.mask, **call.more)[0]
-        dq, dk, dv = torch.autograd.grad(output, leaves, gradient)
-        return dq, dk, dv
+        return pieces.gradients(call, gradient)
     output, lse, seed, offset = call.saved
     sizes = {"max_q": query.shape[2], "max_k": key.shape[2], "cum_seq_q": None, "cum_seq_k": None}
     how = {"dropout_p": 0.0, "is_causal": call.causal, "scale": call.scaling}

@@ -1,0 +1,140 @@
+"""Masks of attention that are nowhere until somebody looks, and then a tile at a time.
+
+transformers says which keys a query sees as a function of two places, and makes of it a mask of queries × keys. In a
+streaming pass models are handed a stand-in for it. Attention that knows the stand-in asks for the tiles it needs, or
+for the whole of it in a few words (`Facts`); whatever else is done with it is done with the mask itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from transformers.masking_utils import sdpa_mask
+
+#: How many cells of a mask are made at once (a byte each; torch's kernels make two or four of it).
+CELLS = 2**25
+#: What may be asked about a mask that is nowhere.
+_OUTLINE = (
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__),
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A mask in a few words.
+
+    padding: the keys that are seen at all (None: every one). causal: those after a query are not. window: so many are,
+    the query's own place included; None for all
+    """
+
+    padding: Bool[Tensor, "batch 1 1 key"] | None
+    causal: bool
+    window: int | None
+
+    def tile(self, rows: slice, keys: slice, device: torch.device) -> Bool[Tensor, "#batch 1 #query key"]:
+        at, there = (torch.arange(part.start, part.stop, device=device) for part in (rows, keys))
+        at = at[:, None]
+        seen = torch.ones_like(there, dtype=torch.bool) if self.padding is None else self.padding[..., keys]
+        if self.causal:
+            seen = seen & (there <= at)
+        if self.window is not None:
+            seen = seen & (there > at - self.window)
+        return seen
+
+    def span(self, rows: slice, count: int) -> slice:
+        """No query of these sees a key outside."""
+        first = 0 if self.window is None else max(0, rows.start - self.window + 1)
+        return slice(first, rows.stop if self.causal else count)
+
+
+class Described(Tensor):
+    """A mask as transformers describes it: what `sdpa_mask` would be called with."""
+
+    named: Mapping[str, Any]
+
+    @staticmethod
+    def __new__(cls, named: Mapping[str, Any]) -> "Described":
+        queries, where = _queries(named)
+        outline = torch.empty(1, dtype=torch.bool, device=where)
+        found = outline.expand(named["batch_size"], 1, queries, named["kv_length"]).as_subclass(cls)
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        found.named = {**named, **skips}
+        return found
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func in _OUTLINE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(Described, lambda mask: mask.whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @cached_property
+    def whole(self) -> Bool[Tensor, "batch 1 query key"]:
+        _, _, queries, keys = self.shape
+        return self.tile(slice(0, queries), slice(0, keys))
+
+    def tile(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+        count, offset = keys.stop - keys.start, self.named.get("kv_offset", 0) + keys.start
+        return sdpa_mask(**{**self.named, **_rows(self.named, rows), "kv_length": count, "kv_offset": offset})
+
+    @cached_property
+    def facts(self) -> Facts | None:
+        """The few words, if there are such; every cell was compared."""
+        batch, _, queries, keys = self.shape
+        padding = self.named.get("attention_mask")
+        if padding is not None and padding.shape != (batch, keys):
+            return None
+        padding = None if padding is None or padding.all() else padding[:, None, None].bool()
+        return next((one for one in self._guesses(padding, queries == keys) if self._is(one)), None)
+
+    def _guesses(self, padding: Tensor | None, square: bool) -> list[Facts]:
+        causal = [Facts(padding, True, None), Facts(padding, True, self.named.get("local_size"))]
+        return [Facts(padding, False, None), *(causal if square else [])]
+
+    def _is(self, facts: Facts) -> bool:
+        batch, _, queries, count = self.shape
+        keys, size = slice(0, count), max(1, CELLS // (batch * count))
+        tiles = (slice(start, min(start + size, queries)) for start in range(0, queries, size))
+        return all(bool((self.tile(rows, keys) == facts.tile(rows, keys, self.device)).all()) for rows in tiles)
+
+    def span(self, rows: slice) -> slice:
+        """From the first key that one of these queries sees to the last; all, if there is none."""
+        count = self.shape[3]
+        if self.facts is not None:
+            return self.facts.span(rows, count)
+        return span(self.tile(rows, slice(0, count)))
+
+
+def described(**named: Any) -> Tensor | None:
+    """The mask, as far as it is needed: nothing where it hides nothing, or only what comes after each query."""
+    blank = {**named, "mask_function": _none_seen, "use_vmap": False}  # whether it is needed depends on its outline
+    return None if sdpa_mask(**blank) is None else Described(named)
+
+
+def span(seen: Bool[Tensor, "batch 1 query key"]) -> slice:
+    places = seen.any((0, 1, 2)).nonzero().flatten().tolist()
+    return slice(places[0], places[-1] + 1) if places else slice(0, seen.shape[3])
+
+
+def _none_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=key.device)
+
+
+def _queries(named: Mapping[str, Any]) -> tuple[int, Any]:
+    """How many queries there are, and on which device. Early versions of transformers 5 name the place of each."""
+    if "cache_position" in named:
+        return len(named["cache_position"]), named["cache_position"].device
+    return named["q_length"], named["device"]
+
+
+def _rows(named: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    if "cache_position" in named:
+        return {"cache_position": named["cache_position"][rows]}
+    return {"q_length": rows.stop - rows.start, "q_offset": named.get("q_offset", 0) + rows.start}

@@ -1,0 +1,128 @@
+"""Masks that are nowhere until somebody looks: the cells are those that transformers makes, whoever asks for them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import masking_utils as transformers_masks
+
+from clearhead.recording import masks, pieces
+from clearhead.recording.masks import Described
+from clearhead.recording.tiles import Tiles
+from tests.recording.test_streaming import ASKS, Together, near, recorder, value
+
+LENGTH = 11
+PADDED = torch.tensor([[True] * 11, [False] * 3 + [True] * 8])
+PACKED = torch.tensor([[0] * 4 + [1] * 7, [0] * 6 + [1] * 5])
+EARLY = "cache_position" in transformers_masks.sdpa_mask.__code__.co_varnames
+
+
+def functions() -> dict[str, Any]:
+    """What each is, and how many keys it looks back on, if that is said."""
+    causal = transformers_masks.causal_mask_function
+    return {
+        "causal": (causal, None),
+        "both ways": (transformers_masks.bidirectional_mask_function, None),
+        "window": (transformers_masks.sliding_window_causal_mask_function(4), 4),
+        "window that is never left": (transformers_masks.sliding_window_causal_mask_function(40), 40),
+        "chunks": (transformers_masks.chunked_causal_mask_function(4, torch.tensor([0, 3])), 4),
+        "packed": (
+            transformers_masks.and_masks(causal, transformers_masks.packed_sequence_mask_function(PACKED)),
+            None,
+        ),
+        "a prefix both ways": (transformers_masks.or_masks(causal, lambda batch, head, query, key: key < 3), None),
+    }
+
+
+FEW_WORDS = {"causal": (True, None), "both ways": (False, None), "window": (True, 4)}
+FEW_WORDS["window that is never left"] = (True, None)
+
+
+def asked(name: str, padded: bool) -> dict[str, Any]:
+    function, size = functions()[name]
+    places = {"cache_position": torch.arange(LENGTH)} if EARLY else {"q_length": LENGTH, "device": "cpu"}
+    padding = PADDED if padded else None
+    how = {"allow_is_causal_skip": False, "local_size": size, "attention_mask": padding}
+    return {"batch_size": 2, "kv_length": LENGTH, "kv_offset": 0, "mask_function": function, **places, **how}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", functions())
+def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "CELLS", 60)  # two queries at once
+    expected = transformers_masks.sdpa_mask(**asked(name, padded))
+    found = masks.described(**asked(name, padded))
+    assert isinstance(found, Described) and found.shape == expected.shape
+    for start in range(0, LENGTH, 4):
+        rows = slice(start, min(start + 4, LENGTH))
+        seen = found.span(rows)
+        assert torch.equal(found.tile(rows, seen), expected[:, :, rows, seen])
+        outside = expected[:, :, rows].clone()
+        outside[..., seen] = False
+        assert not outside.any()
+    if name not in FEW_WORDS:
+        assert found.facts is None
+        return
+    assert found.facts is not None and (found.facts.causal, found.facts.window) == FEW_WORDS[name]
+    assert (found.facts.padding is not None) == padded
+    every = slice(0, LENGTH)
+    assert torch.equal(found.facts.tile(every, every, found.device).expand_as(expected), expected)
+
+
+def test_whatever_else_is_done_is_done_with_the_mask_itself() -> None:
+    expected = transformers_masks.sdpa_mask(**asked("window", True))
+    found = masks.described(**asked("window", True))
+    assert found is not None
+    for one, other in (
+        (found[:, :, :3], expected[:, :, :3]),
+        (~found, ~expected),
+        (torch.where(found, 0.0, -1.0), torch.where(expected, 0.0, -1.0)),
+        (found.to(torch.float32), expected.float()),
+        (torch.cat([expected, found]), torch.cat([expected, expected])),
+    ):
+        assert type(one) is torch.Tensor and torch.equal(one, other)
+
+
+def test_one_cell_makes_the_difference() -> None:
+    """A mask that is a window but for one cell is no window."""
+    window = transformers_masks.sliding_window_causal_mask_function(4)
+    extra = transformers_masks.or_masks(window, lambda batch, head, query, key: (query == 9) & (key == 1))
+    found = masks.described(**{**asked("window", False), "mask_function": extra})
+    assert isinstance(found, Described) and found.facts is None and bool(found[0, 0, 9, 1])
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made anew."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [part.untyped_storage().nbytes() // part.itemsize for part in tree_leaves(made) if _is_tensor(part)]
+        self.numbers = max(self.numbers, *sizes, 0) if sizes else self.numbers
+        return made
+
+
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.device.type != "meta"
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("name", "own"), [("sliding window", "sdpa"), ("sliding window", "eager"), ("soft cap", "eager")]
+)
+def test_no_pass_makes_a_mask_of_all_cells(name: str, own: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 240
+    monkeypatch.setattr(masks, "CELLS", 2000)
+    monkeypatch.setattr(pieces, "CELLS", 2000)
+    record = recorder(name, own, torch.float64)
+    given = {"input_ids": torch.arange(length)[None] * 7 % 37 + 2, "attention_mask": torch.ones(1, length).long()}
+    given["attention_mask"][:, length - (3 if padded else 0) :] = 0
+    together = Together()
+    with Largest() as largest:
+        tape = record.record(given, value, ASKS, tiles=Tiles(together.fold, rows=4, checkpoint=True))
+    assert 0 < largest.numbers < length * length
+    expected = record.record(given, value, ASKS)
+    assert near(tape.input_gradient["input_ids"], expected.input_gradient["input_ids"], name, own, torch.float64)
