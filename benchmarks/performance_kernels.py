@@ -40,8 +40,6 @@ def maps(call: Rebuilt) -> tuple[Tensor, Tensor]:
     query, gradient = call.query.double(), call.gradient.double()
     key, value = (part.double().repeat_interleave(group, 1) for part in (call.key, call.value))
     scores = query @ key.mT * call.scale
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
     queries, keys = scores.shape[2:]
     at_query = torch.arange(queries, device=scores.device)[:, None] + keys - queries
     at_key = torch.arange(keys, device=scores.device)
@@ -76,7 +74,6 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, Rebuilt]]:
     yield "padded", made(2, 1, long, long, 64, mask=seen[:, None, None])
     yield "causal, padded", made(2, 1, long, long, 64, causal=True, mask=seen[:, None, None])
     yield "window", made(2, 1, long, long, 64, causal=True, window=long // 5)
-    yield "soft cap", made(2, 1, long, long, 64, causal=True, softcap=3.0)
     yield "bias", made(2, 2, long, long, 64, mask=torch.randn(1, 2, long, long, device=DEVICE))
     for width in () if TINY else (16, 32, 80, 96, 128, 192, 256):
         yield f"causal, width {width}", made(2, 1, long, long, width, causal=True)
@@ -93,7 +90,7 @@ def sums(call: Rebuilt, of: Any, brief: bool) -> Iterator[tuple[str, Tensor, Ten
     yield "row push", call.over_queries(one, of), torch.einsum("bi,bhij->bhj", one.double(), cells)
     if not brief:
         yield "row sums", call.over_keys(of), cells.sum(-1)
-        yield "heads joined", call.joined(many, of, clamp=True), many.double() @ cells.mean(1).clamp(min=0)
+        yield "heads joined", call.joined(many, of), many.double() @ cells.mean(1)
     if of == "product":
         signed = torch.randn(batch, queries, device=DEVICE)
         yield "signed", call.over_queries(signed, of), torch.einsum("bi,bhij->bhj", signed.double(), cells)

@@ -127,6 +127,12 @@ class Listener:
             )
         )
 
+    def forget(self) -> None:
+        """What was heard is the caller's: layers that are to be computed again know this listener, the graph knows
+        them, and a graph that nobody goes through would be held in a circle."""
+        self.calls = []
+        self.watch.latest.clear()
+
     def passed_on(self, output: Any) -> Any:
         """What the model gets of an attention's output: in a silent pass, zeros in place of it."""
         if not self.silent:
@@ -292,6 +298,7 @@ def capture(
             yield listener.calls
         finally:
             _active.listener = outer
+            listener.forget()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients
 from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
 from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
 from clearhead.recording.tiles import Kernel, Tiles
-from clearhead.recording.visits import Visit, Visits, plain, repeated
+from clearhead.recording.visits import Visit, Visits, plain, released, repeated
 
 #: The model's output → one number per sample, or several (target × sample).
 Value = Callable[[Any], Float[Tensor, "*target batch"]]
@@ -127,19 +127,20 @@ class Recorder:
             ):
                 with hooks([] if rows is None else [rows.listen()]):
                     output, calls, starts = self.forward(inputs, wanted, leaves, vectors=vectors, tiles=tiles)
-                starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
-                number = value(output)
-                chosen = sorted(range(len(calls)) if places is None else places)
-                visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles(), kept)
-                started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
-                roots = started if "input_gradient" in wanted else {}
-                if number.dim() == 1:
-                    gradients = _backward(number, visits, roots, starts)
-                elif tiles is not None:
-                    gradients = _backward_at_once(number, visits, roots, starts, rows)
-                else:
-                    gradients = _backward_together(number, visits, roots, rows)
-                visits.finish()
+                with released(calls):
+                    starts |= {f"learned {i}": parameter for i, parameter in enumerate(self.learned)}
+                    number = value(output)
+                    chosen = sorted(range(len(calls)) if places is None else places)
+                    visits = Visits(calls, placed(calls, self.streams), chosen, wanted, visit, tiles or Tiles(), kept)
+                    started = {leaf: starts[leaf] for leaf in leaves if leaf in starts}
+                    roots = started if "input_gradient" in wanted else {}
+                    if number.dim() == 1:
+                        gradients = _backward(number, visits, roots, starts)
+                    elif tiles is not None:
+                        gradients = _backward_at_once(number, visits, roots, starts, rows)
+                    else:
+                        gradients = _backward_together(number, visits, roots, rows)
+                    visits.finish()
         started = {leaf: repeated(plain(start), visits.targets) for leaf, start in started.items()}
         return Tape(
             inputs=started if "inputs" in wanted else None,

@@ -12,6 +12,7 @@ A `Kernel` that cuts the keys, too, takes the place of the loop for calls that i
 methods want are sums (`reduce.py`).
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,8 +53,8 @@ class Streamed:
     tiles: Tiles
     #: Queries, keys, values, and what a kernel wants of its forward pass.
     held: tuple[Tensor, ...] | None = None
-    #: What holds them until the backward pass comes here.
-    holder: Any = None
+    #: What holds them until the backward pass comes here, weakly: it holds this call, in a circle nobody would see.
+    holder: Callable[[], Any] | None = None
     #: Through which of autograd's edges a gradient passes that has passed the attention.
     edge: Any = None
     #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
@@ -77,7 +78,8 @@ class Streamed:
 
     def _parts(self) -> tuple[Tensor, ...]:
         if self.held is None:
-            self.held = tuple(part.detach() for part in self.holder.saved_tensors)
+            assert self.holder is not None
+            self.held = tuple(part.detach() for part in self.holder().saved_tensors)
         return self.held
 
     @property
@@ -253,7 +255,7 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Streamed) -> Tensor:
         output, saved = call.output()
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.call, call.holder = call, ctx
+        ctx.call, call.holder = call, weakref.ref(ctx)
         call.held = (*call.held, *saved) if call.held else None
         return output
 

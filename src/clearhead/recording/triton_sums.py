@@ -47,7 +47,6 @@ class Rebuilt:
     scale: float
     causal: bool = False
     window: int | None = None
-    softcap: float | None = None
     mask: Tensor | None = None
     blocks: Blocks | None = field(default=None, compare=False)
 
@@ -65,29 +64,20 @@ class Rebuilt:
         """Σ_j f_h[i, j]."""
         return self._apart(None, of)
 
-    def joined(
-        self,
-        weights: Float[Tensor, "batch row query"],
-        of: Of,
-        shares: Float[Tensor, "batch head"] | None = None,
-        clamp: bool = False,
-    ) -> Float[Tensor, "batch row key"]:
-        """Σ_i w[r, i] (Σ_h c_h f_h[i, j]), and ( )⁺ with `clamp`; c_h is 1 / heads unless `shares` say otherwise."""
-        batch, heads, _, keys = self.shape
+    def joined(self, weights: Float[Tensor, "batch row query"], of: Of) -> Float[Tensor, "batch row key"]:
+        """Σ_i w[r, i] E_h[f_h[i, j]]."""
+        batch, _, _, keys = self.shape
         rows = weights.shape[1]
         out = torch.empty(batch, rows, keys, dtype=torch.float32, device=self.query.device)
         blocks = self.blocks or _joined_blocks(self._widest)
-        if shares is None:
-            shares = torch.full((batch, heads), 1 / heads, device=self.query.device)
         wide = max(16, min(64, triton.next_power_of_2(rows)))
         grid = (triton.cdiv(keys, blocks.own), batch, triton.cdiv(rows, wide))
         value, gradient = self._differentiated(of)
         weights = weights.float().contiguous()
         kernels.sums_joined[grid](
-            self.query, self.key, value, gradient, self._lse(), weights, shares.float().contiguous(),
-            _span(weights), self._mask(), out, *_strides(self.query, self.key, value, gradient), *self._mask_strides(),
-            *self._numbers(), value.shape[3], rows,
-            OWN=blocks.own, OTHER=blocks.other, **self._widths(value), ROWS=wide, OF=of, CLAMP=clamp,
+            self.query, self.key, value, gradient, self._lse(), weights, _span(weights), self._mask(), out,
+            *_strides(self.query, self.key, value, gradient), *self._mask_strides(), *self._numbers(), value.shape[3], rows,
+            OWN=blocks.own, OTHER=blocks.other, **self._widths(value), ROWS=wide, OF=of,
             **self._flags(), EXACT="tf32x3" if self.query.is_cuda else "ieee",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
@@ -177,9 +167,8 @@ class Rebuilt:
     def _numbers(self) -> tuple[Any, ...]:
         _, heads, queries, keys = self.shape
         scale = self.scale * kernels.LOG2E.value
-        softcap = (self.softcap or 1.0) * kernels.LOG2E.value
         group = heads // self.key.shape[1]
-        return heads, group, queries, keys, keys - queries, self.window or 0, scale, softcap, self.query.shape[3]
+        return heads, group, queries, keys, keys - queries, self.window or 0, scale, self.query.shape[3]
 
     def _widths(self, value: Tensor) -> dict[str, int]:
         width, value_width = self.query.shape[3], value.shape[3]
@@ -192,7 +181,6 @@ class Rebuilt:
             "CAUSAL": self.causal,
             "WINDOW": self.window is not None,
             "MASK": mask,
-            "SOFTCAP": self.softcap is not None,
             "PRECISION": "tf32x3" if self.query.dtype == torch.float32 and self.query.is_cuda else "ieee",
         }
 

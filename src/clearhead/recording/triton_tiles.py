@@ -3,14 +3,14 @@
     A = exp(Q Kᵀ s − lse),     G = ∂y/∂A = ∂y/∂O Vᵀ,     f = A, A ⊙ G or (A ⊙ G)⁺
 
     over queries:  out[h, j] = Σ_i w[i] f_h[i, j]       over keys:  out[h, i] = Σ_j f_h[i, j]
-    heads joined:  out[r, j] = Σ_i w[r, i] (Σ_h c_h f_h[i, j])      clamped before the sum over queries, or not
+    heads joined:  out[r, j] = Σ_i w[r, i] E_h[f_h[i, j]]
 
 A program owns a block of keys (or of queries) and walks along the others that are seen and have a weight. Nobody else
 writes what it owns: there are no atomics, and the same input gives the same bytes. Sums are in float32; half-precision
 operands go to the tensor cores as they are, float32 ones as three products of tf32.
 
 *Own* is what a program owns, *other* what it walks along: keys and queries in one direction, queries and keys in the
-other. Scores, lse and soft cap are in units of log₂ e here, because exp2 is what the hardware has.
+other. Scores and lse are in units of log₂ e here, because exp2 is what the hardware has.
 """
 
 # mypy: ignore-errors
@@ -78,12 +78,6 @@ def _masked(scores, mask, at_query, at_key, queries, keys, mask_query, mask_key,
 
 
 @triton.jit
-def _capped(scores, softcap):
-    """cap · tanh(scores / cap)."""
-    return softcap * (1 - 2 / (tl.exp2(scores * (2 * LOG2E / softcap)) + 1))
-
-
-@triton.jit
 def _rows_of(base, at, count, stride, width, WIDE: tl.constexpr, WIDTH: tl.constexpr, EDGE: tl.constexpr):
     """The vectors at these places; zeros beyond the last one, and beyond their width."""
     along = tl.arange(0, WIDE)
@@ -100,11 +94,11 @@ def _rows_of(base, at, count, stride, width, WIDE: tl.constexpr, WIDTH: tl.const
 @triton.jit
 def _walk(
     sums, own_a, own_b, own_lse, own_at, other_a, other_b, lse, mask,
-    lo, hi, queries, keys, offset, window, scale, softcap, width, value_width,
+    lo, hi, queries, keys, offset, window, scale, width, value_width,
     other_a_row, other_b_row, mask_query, mask_key,
     OTHER: tl.constexpr, WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEYS_OWN: tl.constexpr, EDGE: tl.constexpr, OF: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to the sums of what is owned the cells of the others from lo to hi."""
     count = queries if KEYS_OWN else keys
@@ -112,8 +106,6 @@ def _walk(
         at = start + tl.arange(0, OTHER)
         a = _rows_of(other_a, at, count, other_a_row, width, WIDE, WIDTH, EDGE)
         scores = tl.dot(own_a, tl.trans(a), input_precision=PRECISION) * scale
-        if SOFTCAP:
-            scores = _capped(scores, softcap)
         at_query = at[None, :] if KEYS_OWN else own_at[:, None]
         at_key = own_at[:, None] if KEYS_OWN else at[None, :]
         if MASK != "none":
@@ -144,10 +136,10 @@ def sums_apart(
     query, key, value, gradient, lse, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, mask_batch, mask_head, mask_query, mask_key,
-    heads, group, queries, keys, offset, window, scale, softcap, width, value_width,
+    heads, group, queries, keys, offset, window, scale, width, value_width,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS_OWN: tl.constexpr, OF: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One sum for each key (or query) of each head. lse: batch head query, less the log of its weight."""
     both = tl.program_id(1)
@@ -183,32 +175,32 @@ def sums_apart(
     sums = tl.zeros([OWN], tl.float32)
     # where some cells are hidden, where none is, and the rest: the middle is nearly all of it, and fast
     sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo, lo_full, queries, keys, offset,
-                 window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
+                 window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
     sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, lo_full, hi_full, queries, keys, offset,
-                 window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, False, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
+                 window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, False, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
     sums = _walk(sums, a, b, own_lse, at, other_a, other_b, lse, mask, hi_full, hi, queries, keys, offset,
-                 window, scale, softcap, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
-                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK, SOFTCAP,
+                 window, scale, width, value_width, other_a_row, other_b_row, mask_query, mask_key, OTHER,
+                 WIDE, VALUE_WIDE, WIDTH, VALUE_WIDTH, KEYS_OWN, True, OF, CAUSAL, WINDOW, MASK,
                  PRECISION)  # fmt: skip
     tl.store(out + both.to(tl.int64) * own + at, sums, mask=at < own)
 
 
 @triton.jit
 def sums_joined(
-    query, key, value, gradient, lse, weights, shares, span, mask, out,
+    query, key, value, gradient, lse, weights, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, mask_batch, mask_head, mask_query, mask_key,
-    heads, group, queries, keys, offset, window, scale, softcap, width, value_width, rows,
+    heads, group, queries, keys, offset, window, scale, width, value_width, rows,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDE: tl.constexpr, VALUE_WIDE: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, OF: tl.constexpr, CLAMP: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, OF: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Several sums for each key, of the heads together. shares: batch head; weights: batch row query."""
+    """Several sums for each key, of the mean of the heads. weights: batch row query."""
     batch = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * OWN
     at_own = first + tl.arange(0, OWN)
@@ -227,8 +219,6 @@ def sums_joined(
             q = _rows_of(query + batch * query_batch + head * query_head, at, queries, query_row, width,
                          WIDE, WIDTH, True)  # fmt: skip
             scores = tl.dot(a, tl.trans(q), input_precision=PRECISION) * scale
-            if SOFTCAP:
-                scores = _capped(scores, softcap)
             if MASK != "none":
                 scores = _masked(scores, mask + batch * mask_batch + head * mask_head, at[None, :], at_own[:, None],
                                  queries, keys, mask_query, mask_key, MASK)  # fmt: skip
@@ -243,12 +233,10 @@ def sums_joined(
                 if OF == "positive":
                     wished = tl.maximum(wished, 0.0)
                 cells = cells * wished
-            joined += cells * tl.load(shares + batch * heads + head)
-        if CLAMP:
-            joined = tl.maximum(joined, 0.0)
+            joined += cells
         place = weights + (batch * rows + at_row[None, :]) * queries + at[:, None]
         weight = tl.load(place, mask=(at[:, None] < queries) & (at_row[None, :] < rows), other=0.0)
-        sums += tl.dot(joined, weight, input_precision=EXACT)
+        sums += tl.dot(joined / heads, weight, input_precision=EXACT)
     place = out + (batch * rows + at_row[None, :]) * keys + at_own[:, None]
     tl.store(place, sums, mask=(at_own[:, None] < keys) & (at_row[None, :] < rows))
 
@@ -257,9 +245,9 @@ def sums_joined(
 def log_sums(
     query, key, span, mask, out,
     query_batch, query_head, query_row, key_batch, key_head, key_row, mask_batch, mask_head, mask_query, mask_key,
-    heads, group, queries, keys, offset, window, scale, softcap, width,
+    heads, group, queries, keys, offset, window, scale, width,
     OWN: tl.constexpr, OTHER: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """log Σ_j exp(q_i · k_j s) for each query of each head, for kernels that do not say it."""
     both = tl.program_id(1)
@@ -278,8 +266,6 @@ def log_sums(
         at = begin + tl.arange(0, OTHER)
         b = _rows_of(key, at, keys, key_row, width, WIDE, WIDTH, True)
         scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
-        if SOFTCAP:
-            scores = _capped(scores, softcap)
         if MASK != "none":
             scores = _masked(scores, mask, at_own[:, None], at[None, :], queries, keys, mask_query, mask_key, MASK)
         hidden = _hidden(at_own[:, None], at[None, :], queries, keys, offset, window, CAUSAL, WINDOW)

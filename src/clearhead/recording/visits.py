@@ -1,6 +1,7 @@
 """Calls handed over in the order in which methods fold them, whatever the order in which their gradients arrive."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,6 @@ class Visits:
         self.arrived: dict[int, dict[str, Tensor]] = {place: {} for place in chosen}
         self.left = list(chosen)
         self.targets = 1
-        self.streamed = [call.streamed for call in calls if call.streamed is not None]
         self.swept: set[int] = set()
         self.passed: set[int] = set()  # the streamed calls that the backward pass has come through
         for place, call in enumerate(calls):
@@ -83,8 +83,6 @@ class Visits:
         """Calls that the target does not depend on get no gradient: theirs is zero."""
         while self.left:
             self._hand_over(self.left.pop())
-        for streamed in self.streamed:
-            streamed.release()
 
     def _record(self, place: int) -> Call:
         call, where = self.calls[place], self.places[place]
@@ -155,6 +153,18 @@ class Visits:
         self.visit(record)
         if call.memory is not None and not self.kept:
             call.memory.seen = True
+
+
+@contextmanager
+def released(calls: Sequence[Captured]) -> Iterator[None]:
+    """After the `with` these calls hold nothing, also if a pass breaks off: the graph holds them, and they would hold
+    the graph, in a circle that Python's collector does not see."""
+    streamed = [call.streamed for call in calls if call.streamed is not None]
+    try:
+        yield
+    finally:
+        for one in streamed:
+            one.release()
 
 
 def repeated(tensor: Tensor, count: int) -> Tensor:
