@@ -1,6 +1,6 @@
 """What an explanation costs: clearhead, the limit, the published way and other libraries, side by side in one process.
 
-    python benchmarks/performance.py [--device cuda] [--parts short throughput length exact] [--json FILE]
+    python benchmarks/performance.py [--device cuda] [--parts short throughput length windows exact] [--json FILE]
 
 The limit is a plain forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the embeddings,
 with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are medians of
@@ -10,6 +10,7 @@ pairs. Memory is the peak beyond what the model itself takes. Models have random
     short       BERT-base at 128 and 512 tokens: generic, and all attention and gradient methods together
     throughput  BERT-base, a whole batch against the published way, which takes one example after another
     length      a decoder in the shape of Llama-3.2-1B on a GPU (a small one on a CPU), up to 131,072 tokens
+    windows     the same with a sliding window
     exact       scores in the model's own precision against float64, whole maps against streaming
 """
 
@@ -35,7 +36,7 @@ import torch
 import transformers
 from performance_ways import OTHERS, installed, plain, reference
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForSequenceClassification, LlamaForCausalLM, MistralForCausalLM
 
 import clearhead
 
@@ -94,10 +95,11 @@ class Bench:
             if name in failed:
                 row["failed"] = failed[name]
             else:
-                ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)] if base in seconds else []
+                beside = base in seconds and len(runs) > 1
+                ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)] if beside else []
                 row |= {"seconds": statistics.median(seconds[name]) / per, "GiB": peaks[name]}
                 row |= {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)} if ratios else {}
-                row |= {"memory ratio": peaks[name] / peaks[base]} if base in peaks and peaks[base] > 0.01 else {}
+                row |= {"memory ratio": peaks[name] / peaks[base]} if beside and peaks[base] > 0.01 else {}
             if kernels.get(name):
                 row["kernel"] = kernels[name]
             if name in bars:
@@ -173,8 +175,8 @@ def bert(device: str, layers: int = 12) -> Any:
     return BertForSequenceClassification(config).eval().requires_grad_(False).to(device)
 
 
-def decoder(device: str, tiny: bool = False) -> Any:
-    """In the shape of Llama-3.2-1B on a GPU; on a CPU with four narrow layers."""
+def decoder(device: str, tiny: bool = False, window: int | None = None) -> Any:
+    """In the shape of Llama-3.2-1B on a GPU; on a CPU with four narrow layers. With a window it is a Mistral."""
     torch.manual_seed(0)
     large = device == "cuda" and not tiny
     shape: dict[str, int] = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
@@ -182,10 +184,12 @@ def decoder(device: str, tiny: bool = False) -> Any:
     if not large:
         shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
         shape |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}
-    config = LlamaConfig(**shape, max_position_embeddings=131_072, attn_implementation="sdpa", pad_token_id=0)
+    how = {"max_position_embeddings": 131_072, "attn_implementation": "sdpa", "pad_token_id": 0}
+    kind = LlamaForCausalLM if window is None else MistralForCausalLM
+    config = kind.config_class(**shape, **how, **({} if window is None else {"sliding_window": window}))
     dtype = torch.bfloat16 if large else torch.float32
     with torch.device(device):
-        return LlamaForCausalLM._from_config(config, dtype=dtype).eval().requires_grad_(False)
+        return kind._from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
 def some_ids(model: Any, batch: int, tokens: int) -> Tensor:
@@ -260,6 +264,21 @@ def length(bench: Bench, quick: bool) -> None:
         bench.compare("length", about, runs, bars, long=tokens > 30_000)
 
 
+def windows(bench: Bench, quick: bool) -> None:
+    """The plain pass builds a mask of tokens × tokens, and is left out where that would be 16 GiB."""
+    large = bench.device == "cuda" and not quick
+    window = 4096 if large else 64
+    model = decoder(bench.device, quick, window)
+    ex = clearhead.load(model)
+    explained(ex, some_ids(model, 1, 16))
+    for tokens in (32_768, 131_072) if large else (256, 512):
+        ids = some_ids(model, 1, tokens)
+        runs: dict[str, Run] = {"plain": partial(plain, model, ids, tokens >= ONE_AT_A_TIME)} if tokens < 40_000 else {}
+        runs["clearhead generic"] = partial(explained, ex, ids, kernel="streaming")
+        about = {"model": f"{'1B' if large else 'small'} Mistral, window {window:,}", "tokens": tokens, "batch": 1}
+        bench.compare("windows", about, runs, {}, long=tokens > 30_000)
+
+
 def exact(bench: Bench, quick: bool) -> None:
     """Against float64 with the same weights. The word explained is fixed: rounding may make another the likeliest."""
     for dtype in (torch.float32, torch.bfloat16) if bench.device == "cuda" else (torch.float32,):
@@ -278,7 +297,7 @@ def exact(bench: Bench, quick: bool) -> None:
             bench.add({**row, "error": error, "bar": 1e-2 if dtype == torch.bfloat16 else 1e-5})
 
 
-PARTS = {"short": short, "throughput": throughput, "length": length, "exact": exact}
+PARTS = {"short": short, "throughput": throughput, "length": length, "windows": windows, "exact": exact}
 
 
 def main() -> None:

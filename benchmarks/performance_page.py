@@ -192,7 +192,12 @@ def main() -> None:
     page = [INTRODUCTION, *(f"- **{device}**: {text}" for device, text in machines.items()), ""]
     page += ["## What was asked, and what it is", "", asked(rows)]
     page += ["## Notes on these runs", "", *(f"- {note}" for note in notes), ""] if notes else []
-    titles = {"length": "Cost against length", "short": "Short inputs", "throughput": "Whole batches"}
+    titles = {
+        "length": "Cost against length",
+        "windows": "Sliding windows",
+        "short": "Short inputs",
+        "throughput": "Whole batches",
+    }
     for part, title in titles.items():
         if any(row["part"] == part for row in rows):
             page += [f"## {title}", "", measured(rows, part)]

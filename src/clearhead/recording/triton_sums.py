@@ -76,8 +76,8 @@ class Rebuilt:
         weights = weights.float().contiguous()
         kernels.sums_joined[grid](
             self.query, self.key, value, gradient, self._lse(), weights, _span(weights), self._mask(), out,
-            *_strides(self.query, self.key, value, gradient), *self._mask_strides(), *self._numbers(), value.shape[3], rows,
-            OWN=blocks.own, OTHER=blocks.other, **self._widths(value), ROWS=wide, OF=of,
+            *_strides(self.query, self.key, value, gradient), *self._mask_strides(), *self._numbers(), value.shape[3],
+            rows, OWN=blocks.own, OTHER=blocks.other, **self._widths(value), ROWS=wide, OF=of,
             **self._flags(), EXACT="tf32x3" if self.query.is_cuda else "ieee",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
