@@ -235,3 +235,38 @@ def test_explanations_are_those_of_whole_maps(model, padded):
             assert e.certificate["kernel"] == "streaming: triton, layers computed twice"
             size = abs(other.scores).max()
             assert size > 0 and abs(e.scores - other.scores).max() <= 1e-5 * size
+
+
+def beyond_torchs_kernel(family):
+    """Soft caps with windows and grouped heads (Gemma 2), and sinks with the same (gpt-oss)."""
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 40, "pad_token_id": 0, "sliding_window": 6}
+    own = {
+        "Gemma2": {"attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 16, "initializer_range": 0.3},
+        "GptOss": {"num_local_experts": 2, "num_experts_per_tok": 1, "initializer_range": 0.3},
+    }
+    config = getattr(transformers, f"{family}Config")(**shape, **own[family], attn_implementation="eager")
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval().to(DEVICE)
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["Gemma2", "GptOss"])
+def test_what_torchs_kernel_cannot_make_is_made_of_tiles(family):
+    """Triton is asked for, and the certificate says what ran."""
+    import clearhead
+
+    ex = clearhead.load(beyond_torchs_kernel(family))
+    mask = torch.ones(2, 19, dtype=torch.long)
+    mask[1, 14:] = 0
+    inputs = {"input_ids": torch.randint(5, 40, (2, 19)).to(DEVICE), "attention_mask": mask.to(DEVICE)}
+    methods = ["generic", "grad-sam", "rollout"]
+    found = ex.explain(inputs, methods, kernel="triton", checkpoint=True)
+    expected = ex.explain(inputs, methods, kernel="materialised")
+    for name, explanations in found.items():
+        for e, other in zip(explanations, expected[name], strict=True):
+            assert e.certificate["kernel"] == "streaming: torch tiles, layers computed twice"
+            assert abs(e.scores - other.scores).max() <= 1e-5 * abs(other.scores).max() > 0
