@@ -126,3 +126,31 @@ def test_no_pass_makes_a_mask_of_all_cells(name: str, own: str, padded: bool, mo
     assert 0 < largest.numbers < length * length
     expected = record.record(given, value, ASKS)
     assert near(tape.input_gradient["input_ids"], expected.input_gradient["input_ids"], name, own, torch.float64)
+
+
+#: Each query sees itself and the four words at the start.
+OWN = (torch.eye(9).bool() | (torch.arange(9) < 4))[None, None]
+GIVEN = {
+    "packed": {"position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])},
+    "a mask of truth": {"attention_mask": OWN},
+    "a mask of numbers": {"attention_mask": torch.zeros(1, 1, 9, 9, dtype=torch.float64).masked_fill(~OWN, -1e30)},
+}
+
+
+@pytest.mark.parametrize("name", ["grouped heads", "sliding window"])
+@pytest.mark.parametrize("kind", GIVEN)
+def test_masks_that_users_give_are_heeded(kind: str, name: str) -> None:
+    record = recorder(name, "sdpa", torch.float64)
+    given = {"input_ids": torch.arange(9)[None] * 7 % 37 + 2, **GIVEN[kind]}
+    together = Together()
+    # recorded attention is eager, whose mask is a number to be added
+    added = {
+        key: part if part.dtype != torch.bool else torch.zeros(part.shape).double().masked_fill(~part, -1e30)
+        for key, part in given.items()
+    }
+    record.record(given, value, ASKS, tiles=Tiles(together.fold, rows=4, hidden=True))
+    unlike = record.record({"input_ids": given["input_ids"]}, value, ASKS).calls[-1].attention
+    for call in record.record(added, value, ASKS).calls:
+        attention = together.whole(call, "attention")
+        assert near(attention, call.attention, name, "sdpa", torch.float64)
+    assert not near(attention, unlike, name, "sdpa", torch.float64)
