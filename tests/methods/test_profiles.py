@@ -9,9 +9,10 @@ import torch
 
 import clearhead
 from clearhead import Method
-from tests import dual_models, models
+from tests import dual_models, joint_models, models
 from tests.methods import test_parity as parity
 from tests.methods import test_paths, twins
+from tests.subjects import test_detection as detection
 from tests.subjects import test_dual_encoder as clips
 
 
@@ -25,11 +26,23 @@ from tests.subjects import test_dual_encoder as clips
         ("bert/mask", "bi_ga", "generic"),
         ("vit/image", "te_bert_eraser", "transformer-attribution"),
         ("vit/image", "mm_detr", "generic"),
+        ("vit/image", "attcat_paper", "attcat"),
     ],
 )
 def test_models_that_no_author_computed_are_refused(subject: str, profile: str, method: str) -> None:
     with pytest.raises(clearhead.Refusal, match=f"the profile {profile} is what its authors compute for models that"):
         twins.explainer(subject).explain(models.inputs(subject)[0], method, profile=profile)
+
+
+@pytest.mark.parametrize("name", ["lxmert", "vilt"])
+def test_a_text_beside_a_picture_is_none_of_attcats(name: str) -> None:
+    with pytest.raises(clearhead.Refusal, match="models that read a text, and nothing beside it"):
+        joint_models.explainer(name).explain(**joint_models.inputs(name)[0], method="attcat", profile="attcat_paper")
+
+
+def test_detections_that_are_tokens_of_one_sequence_are_none_of_detrs() -> None:
+    with pytest.raises(clearhead.Refusal, match="by queries that look at it"):
+        detection.explainer("yolos").explain(detection.pixels(high=32, wide=48), profile="mm_detr")
 
 
 @pytest.mark.parametrize(("case", "which"), parity.CASES)
