@@ -33,10 +33,17 @@ def _fresh(cls: Any, config: Any, dtype: torch.dtype, spread: bool = False) -> A
     return model.to(dtype).eval()
 
 
-def lxmert(cls: str = "LxmertForQuestionAnswering", dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+def lxmert(
+    cls: str = "LxmertForQuestionAnswering",
+    dtype: torch.dtype = torch.float64,
+    layers: tuple[int, int, int] = (2, 1, 2),
+    **more: Any,
+) -> Any:
+    """`layers`: of language, of regions, and those in which they meet."""
     tokenizer = models.tokenizer("wordpiece")
+    counts = dict(zip(("l_layers", "r_layers", "x_layers"), layers, strict=True))
     config = transformers.LxmertConfig(
-        **_text(tokenizer), l_layers=2, r_layers=1, x_layers=2, visual_feat_dim=FEATURES, num_qa_labels=4, **more
+        **_text(tokenizer), **counts, visual_feat_dim=FEATURES, num_qa_labels=4, **more
     )
     return _fresh(getattr(transformers, cls), config, dtype), tokenizer
 

@@ -54,6 +54,8 @@ class Plan:
         self.values: Float[Tensor, " batch"] = torch.empty(0)
         #: What holds while scores are made of the output, where the subject multiplies to make them.
         self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
+        #: Is shown the numbers that are explained, and the scores that they are made of, before anything goes back.
+        self.starting: Callable[[Tensor, Tensor], None] | None = None
 
     @property
     def width(self) -> int:
@@ -96,6 +98,9 @@ class Plan:
             with self.multiplying() if self.subject.multiplies else nullcontext():
                 self.scores = self.subject.scores(output, self.samples, self.targets)
         number = self._numbers(computed)
+        made_of = self.scores if getattr(output, "logits", None) is None else output.logits
+        if self.starting is not None and made_of is not None:
+            self.starting(number, made_of)
         self.values = number.detach()
         self.scores = None if self.scores is None else self.scores.detach()
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))

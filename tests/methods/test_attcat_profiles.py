@@ -158,7 +158,8 @@ def test_hidden_words_say_something_else() -> None:
 
 def test_what_has_no_words_is_refused() -> None:
     with pytest.raises(InputError, match=r"hides \[CLS\] and \[SEP\] of a text"):
-        twins.explainer("vit/image").explain(models.inputs("vit/image")[0], "attcat", profile="attcat_paper")
+        vectors = {"inputs_embeds": torch.ones(1, 4, 32, dtype=torch.float64)}
+        twins.explainer("bert/classify").explain(vectors, "attcat", profile="attcat_paper")
     with pytest.raises(InputError, match="nothing of the text is left"):
         twins.explainer("bert/classify").explain(
             {"input_ids": torch.tensor([[2, 3]])}, "attcat", profile="attcat_paper"

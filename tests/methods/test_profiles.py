@@ -1,5 +1,6 @@
 """Authors' settings on models that the authors' code is for, and on none else."""
 
+import copy
 from functools import cache
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 
 import clearhead
 from clearhead import Method
-from tests import models
+from tests import dual_models, joint_models, models
 from tests.methods import test_parity as parity
 from tests.methods import test_paths, twins
+from tests.subjects import test_detection as detection
 from tests.subjects import test_dual_encoder as clips
 
 
@@ -24,11 +26,23 @@ from tests.subjects import test_dual_encoder as clips
         ("bert/mask", "bi_ga", "generic"),
         ("vit/image", "te_bert_eraser", "transformer-attribution"),
         ("vit/image", "mm_detr", "generic"),
+        ("vit/image", "attcat_paper", "attcat"),
     ],
 )
 def test_models_that_no_author_computed_are_refused(subject: str, profile: str, method: str) -> None:
     with pytest.raises(clearhead.Refusal, match=f"the profile {profile} is what its authors compute for models that"):
         twins.explainer(subject).explain(models.inputs(subject)[0], method, profile=profile)
+
+
+@pytest.mark.parametrize("name", ["lxmert", "vilt"])
+def test_a_text_beside_a_picture_is_none_of_attcats(name: str) -> None:
+    with pytest.raises(clearhead.Refusal, match="models that read a text, and nothing beside it"):
+        joint_models.explainer(name).explain(**joint_models.inputs(name)[0], method="attcat", profile="attcat_paper")
+
+
+def test_detections_that_are_tokens_of_one_sequence_are_none_of_detrs() -> None:
+    with pytest.raises(clearhead.Refusal, match="by queries that look at it"):
+        detection.explainer("yolos").explain(detection.pixels(high=32, wide=48), profile="mm_detr")
 
 
 @pytest.mark.parametrize(("case", "which"), parity.CASES)
@@ -100,3 +114,32 @@ def test_what_beyond_intuition_compares_with_on_clip(case: str, profile: str) ->
     for own, e in zip(theirs, clips.listed(found["attention-gradcam"]), strict=True):
         scaled = (own - own.min()) / (own.max() - own.min())  # theirs are scaled together
         assert parity.gap(e["image"].scores[1:], scaled.reshape(-1)) < 1e-6
+
+
+def test_what_follows_the_end_of_a_text_weighs_heads_in_beyond_intuitions_clip() -> None:
+    """Their texts are filled up with zeros, and head weights are taken over the whole map."""
+    ex, inputs = clips.published(), clips.pairs("case1")
+    found = clips.listed(ex.explain(inputs, "beyond-intuition-head", profile="bi_clip_h"))
+    twin = copy.deepcopy(ex.subject.model)
+    twin.set_attn_implementation("eager")
+    output = twin(**inputs | {"pixel_values": inputs["pixel_values"].double()}, output_attentions=True)
+    last = output.text_model_output.attentions[-1]
+    (gradient,) = torch.autograd.grad(output.logits_per_image.diagonal().sum(), last)
+    for e, ids, maps, wishes in zip(found, inputs["input_ids"], last.detach(), gradient, strict=True):
+        end = int(ids.argmax())
+        theta = (maps.mT @ wishes).abs().mean((1, 2))
+        row = ((theta / theta.sum())[:, None] * maps[:, end]).sum(0)
+        row[end] += 1
+        assert len(e["text"]) == len(ids) and parity.gap(e["text"].factors[0], row) < parity.VIT
+        assert np.isnan(e["text"].scores[[0, *range(end, len(ids))]]).all()
+        assert np.nansum(e["text"].scores) == pytest.approx(1)
+    short = clips.listed(ex.explain(inputs, "beyond-intuition-head"))
+    assert [len(e["text"]) for e in short] == [int(ids.argmax()) + 1 for ids in inputs["input_ids"]]
+
+
+def test_a_text_that_is_read_at_its_first_token_keeps_its_words() -> None:
+    e = dual_models.explainer("chinese_clip").explain(
+        text=dual_models.TEXTS[0], image=dual_models.pictures()[0], profile="mm_clip"
+    )
+    assert np.array_equal(np.isnan(e["text"].scores), e["text"].units.special)
+    assert np.nansum(e["text"].scores) == pytest.approx(1)

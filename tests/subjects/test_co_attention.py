@@ -135,6 +135,36 @@ def test_a_row_without_relevance_is_nan_to_the_authors_and_nothing_to_us() -> No
     assert np.isfinite(ex.explain(inputs)["regions"].scores).all()
 
 
+def test_what_no_row_reads_may_be_nan() -> None:
+    """Authors leave out what the regions see of the text in the last block: there, nothing reads it any more."""
+    ex, inputs = clearhead.load(joint_models.lxmert(layers=(2, 1, 1))), given("case0")
+    inputs = {**inputs, "visual_feats": inputs["visual_feats"][..., : joint_models.FEATURES]}
+    inputs["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1]])  # a row of R̂_tt is zero
+    exact = {name: part.double() if part.is_floating_point() else part for name, part in inputs.items()}
+    looks = replica.watch(ex.subject.model, exact, lambda output: logits_of(output)[0, 1])
+    steps = steps_of("lxmert", looks)
+    expected = replica.generic(steps, {"text": 5, "regions": 4})["text", "text"][0]
+    e = ex.explain(inputs, target=1, profile="mm_lxmert")
+    assert np.isnan(e["regions"].scores).all()
+    assert gap(e["text"].scores[1:], expected[1:]) < 1e-10 and e["text"].scores[0] == 0
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+def test_what_is_lost_beside_the_identity_is_lost_to_the_authors_alone(size: float) -> None:
+    """They gather R and subtract the identity: what rounding has taken from its diagonal stays away."""
+    ex, one = joint_models.explainer("lxmert"), joint_models.inputs("lxmert")[0]
+    looks = replica.watch(
+        ex.subject.model, joint_models.model_inputs("lxmert", one), lambda output: size * logits_of(output)[0, 1]
+    )
+    steps = steps_of("lxmert", looks)
+    lengths = {look.looks: len(look.attention[0]) for step in steps for look in step}
+    expected = replica.generic(steps, lengths)["text", "regions"][0]
+    target = lambda output: size * logits_of(output)[:, 1]  # noqa: E731
+    assert gap(ex.explain(**one, target=target, profile="mm_lxmert")["regions"].scores, expected) < 1e-9
+    ours = gap(ex.explain(**one, target=target)["regions"].scores, expected)
+    assert ours < 1e-9 if size == 1 else ours > 1e-3
+
+
 # -- slow twins
 
 
@@ -144,8 +174,8 @@ def steps_of(name: str, looks: list[replica.Look]) -> list[list[replica.Look]]:
     own, there, back = (other, other), ("text", other), (other, "text")
     towers = [("text", "text", True)], [("image", "image", True)]
     ways = {
-        # two layers of language, one of regions, two in which they meet: over, back, and each at itself
-        "lxmert": [[text], [text], [own], *([[there, back], [text], [own]] * 2)],
+        # two layers of language, one of regions, then those in which they meet: over, back, and each at itself
+        "lxmert": [[text], [text], [own], *([[there, back], [text], [own]] * ((len(looks) - 3) // 4))],
         # two layers of the picture; in each of the text, at itself and at the picture
         "blip": [[own], [own], *([[text], [there]] * 2)],
         # two layers of each tower; a layer of both, in which each looks at what goes into the other's half; once more

@@ -336,5 +336,8 @@ def layer_range(layers: Layers | tuple[float | None, float | None] | None, count
     stop = ceil(stop * count - 1e-9) if isinstance(stop, float) else stop  # a share is never nothing
     chosen = range(count)[slice(first, stop)]
     if not chosen:
-        raise InputError(f"layers={layers} leaves none of the {count} layers; it is half-open, e.g. (-4, None)")
+        raise InputError(
+            f"layers={layers} leaves none of the {count} layers: give others (beside a profile, too, which may have set "
+            "them); it is half-open, e.g. layers=(-4, None)"
+        )
     return chosen

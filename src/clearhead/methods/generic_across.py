@@ -6,7 +6,8 @@
     R̄ = R̂ / (row sums of R̂) + I,     R̂ = R − I                                      (8, 9)
 
 from R_ss = I, R_sq = 0. R̂ is gathered instead of R, so that nothing small is lost beside the identity, and a row of it
-that is zero stays zero (the authors divide by zero there). Two streams that look at each other at once, as in a block
+that is zero stays zero; with another `guard` R is gathered, the identity is subtracted where rows are divided, and a
+row that is zero is divided by zero, as in the authors' code. Two streams that look at each other at once, as in a block
 of LXMERT, are both read before either is changed. The scores are the read-out rows of R̂_ss and R_sq.
 
 Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
@@ -39,10 +40,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Own:
-    """R̂_ss; R_ss itself once it was replaced, which leaves no identity to set aside (to subtract it loses digits)."""
+    """R̂_ss; or R_ss itself: once it was replaced, which leaves no identity to set aside, and as authors gather it."""
 
     relevance: Matrix
-    replaced: bool = False
+    whole: bool = False
 
 
 @across("generic")
@@ -68,7 +69,7 @@ class GenericAcross(AcrossFold):
         self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
-        self.own = {stream: Own(self._zeros(stream, stream)) for stream in self.frames}
+        self.own = {stream: self._first(stream) for stream in self.frames}
         self.aside = dict(self.own)  # of the towers
         self.between: dict[Pair, Matrix] = {}  # R_sq
         for step in steps(self.maps):
@@ -78,16 +79,29 @@ class GenericAcross(AcrossFold):
                     self._look_within(one)
                 else:
                     self._look_across(one, own, between)
-        rows = {stream: frame.readout @ self.own[stream].relevance for stream, frame in self.frames.items()}
-        for (looks, seen), relevance in self.between.items():
-            rows[seen] = rows[seen] + self.frames[looks].readout @ relevance
+        rows = {stream: torch.zeros_like(frame.readout) for stream, frame in self.frames.items()}
+        for stream in filter(self.speaks, self.frames):  # what is NaN elsewhere, the authors do not read either
+            rows[stream] = rows[stream] + self.frames[stream].readout @ self._without_identity(stream)
+            for (looks, seen), relevance in self.between.items():
+                if looks == stream:
+                    rows[seen] = rows[seen] + self.frames[looks].readout @ relevance
         return {stream: Scores(row) for stream, row in rows.items()}
+
+    def _first(self, stream: str) -> Own:
+        if self.guard == "rows" or not self.aggregate:
+            return Own(self._zeros(stream, stream))
+        identity = self._identity(stream)
+        return Own(identity.expand(len(self.frames[stream].readout), *identity.shape), whole=True)
+
+    def _without_identity(self, stream: str) -> Matrix:
+        own = self.own[stream]
+        return own.relevance - self._identity(stream) if own.whole and self.aggregate else own.relevance
 
     def _look_within(self, one: Map) -> None:
         stream, states = one.looks, [self.own, self.aside] if one.tower else [self.own]
         seen = states[-1][stream]
         added = one.joined @ seen.relevance  # ĀR
-        added = added if seen.replaced else one.joined + added
+        added = added if seen.whole else one.joined + added
         for state in states:
             state[stream] = self._gathered(state[stream], added)
         if one.tower:
@@ -98,7 +112,7 @@ class GenericAcross(AcrossFold):
 
     def _gathered(self, own: Own, added: Matrix) -> Own:
         """Without aggregation R is replaced, not added to."""
-        return Own(own.relevance + added, own.replaced) if self.aggregate else Own(added, replaced=True)
+        return Own(own.relevance + added, own.whole) if self.aggregate else Own(added, whole=True)
 
     def _look_across(self, one: Map, own: dict[str, Own], between: dict[Pair, Matrix]) -> None:
         """`own` and `between` are what is seen of the other stream."""
@@ -106,7 +120,7 @@ class GenericAcross(AcrossFold):
         across = one.joined
         if self.within:
             across = self._normalised(s, self.own[s]).mT @ one.joined @ self._normalised(q, own[q])
-            across = across.nan_to_num(0.0) if self.guard == "additions" else across
+            across = across.masked_fill(across.isnan(), 0) if self.guard == "additions" else across
         back = one.joined @ between.get((q, s), self._zeros(q, s))
         kept = self.between.get((s, q), 0) if self.aggregate else 0
         self.between[s, q] = kept + across
@@ -116,7 +130,7 @@ class GenericAcross(AcrossFold):
     def _normalised(self, stream: str, own: Own) -> Matrix:
         """R̄_ss; R_ss itself without normalisation."""
         relevance = own.relevance
-        if own.replaced:
+        if own.whole:
             if not self.normalise:
                 return relevance
             relevance = relevance - self._identity(stream)

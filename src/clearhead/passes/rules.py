@@ -29,6 +29,8 @@ from clearhead.rules.mode import Rules, under
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
+#: Of the size of what relevance starts with: a sum below it is none.
+NOTHING = 1e-5
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
 #: For each recorder, method and choice of rules.
@@ -53,7 +55,7 @@ def from_rules(
                     reading.visit(replace(call, relevance=call.attention_gradient, attention_gradient=None))
 
         with _refusing(own, plan):
-            with _multiplying(plan, family):
+            with _target_by(plan, family):
                 tapes[family] = plan.arranged(_pass(_under(recorder, family, plan.size), plan, own, tested, visit))
             _check(recorder, plan, family)
     compare = [reading for reading in readings if _fold(reading).beside]
@@ -131,13 +133,28 @@ def _under(recorder: Recorder, family: Family, size: int) -> Recorder:
 
 
 @contextmanager
-def _multiplying(plan: Plan, family: Family) -> Iterator[None]:
-    """Scores that are products of what the model puts out (a cosine) are made by these rules, too."""
+def _target_by(plan: Plan, family: Family) -> Iterator[None]:
+    """Scores that are products of what the model puts out (a cosine) are made by these rules, too, and what relevance
+    starts with must be something where rules keep its sum."""
     plan.multiplying = partial(Rules, family, plan.size)
+    plan.starting = _something if family.keeps_sums else None
     try:
         yield
     finally:
-        plan.multiplying = nullcontext
+        plan.multiplying, plan.starting = nullcontext, None
+
+
+def _something(number: Tensor, scores: Tensor) -> None:
+    if not scores.requires_grad:
+        return
+    (start,) = torch.autograd.grad(number.sum(), scores, retain_graph=True, allow_unused=True)
+    parts = torch.zeros_like(scores).flatten(1) if start is None else start.flatten(1)
+    if ((parts.sum(1).abs() <= NOTHING * parts.abs().sum(1)) & parts.any(1)).any():
+        raise NoRule(
+            "what is explained takes from some classes what it gives to another (as a contrast, a probability and "
+            "log-odds do): relevance then starts with a sum of zero, which these rules keep, so that nothing but "
+            "rounding arrives. Explain the logits of the classes and subtract, or take rules='orig', or attn-lrp"
+        )
 
 
 def _pass(

@@ -8,7 +8,7 @@ from clearhead.errors import InputError
 from clearhead.plan import Plan
 from clearhead.profiles.base import Profile, Settings, register_profile
 from clearhead.profiles.finishes import specials_dropped
-from clearhead.profiles.kinds import MASKED
+from clearhead.profiles.kinds import MASKED, TEXTS_ALONE
 from clearhead.recording.scope import at_rest, lock_of
 from clearhead.subjects.base import Sample, Subject
 from clearhead.subjects.token_heads import QuestionAnswering, Reading
@@ -54,6 +54,7 @@ def as_in_the_notebooks(subject: Subject, sample: Sample, target: Target) -> tup
 register_profile(
     Profile(
         name="attcat_paper",
+        fits=(TEXTS_ALONE,),
         source="AttCAT (Qiang et al., NeurIPS 2022), github.com/qiangyao1988/AttCAT, its notebooks",
         differs="[CLS] and [SEP] are hidden from attention, while the class is explained that the model finds with "
         "them: their scores are zero, and those of the others are of another computation. Padding is part of the maps "

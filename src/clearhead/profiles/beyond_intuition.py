@@ -2,6 +2,7 @@
 
 from clearhead.profiles.base import Profile, Settings, register_profile
 from clearhead.profiles.finishes import (
+    clip_scaled,
     mm_clip_scores,
     own_entry_zero,
     rows_added,
@@ -158,7 +159,7 @@ _CLIP_OTHERS = {
     "generic": Settings({"layers": (-1, None)}, scale="logit", finish=mm_clip_scores),
     "attention": Settings(scale="logit", finish=mm_clip_scores),
     "rollout": Settings(scale="logit", finish=mm_clip_scores),
-    "attention-gradcam": Settings({"region": "row"}, scale="logit", finish=specials_dropped_scaled),
+    "attention-gradcam": Settings({"region": "row"}, scale="logit", finish=clip_scaled),
 }
 
 register_profile(
@@ -166,13 +167,15 @@ register_profile(
         name="bi_clip_h",
         fits=(TOWERS,),
         source=_BI,
-        differs=_BI_CLIP.format(more=""),
+        differs=_BI_CLIP.format(more="")
+        + " What follows the end of a text in given model inputs is part of the maps that heads are weighed by.",
         methods={
             "beyond-intuition-head": Settings(
                 {"steps": 20, "layers": (-1, None), "lookups": True}, scale="logit", finish=mm_clip_scores
             ),
             **_CLIP_OTHERS,
         },
+        padding=True,
     )
 )
 

@@ -16,13 +16,32 @@ def own_entry_zero(scores: np.ndarray, units: Units, rows: Mapping[int, float]) 
 
 def mm_clip_scores(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """Special tokens are dropped; what is left of a text is divided by its sum."""
-    changed = np.where(units.special, np.nan, scores)
+    changed = _inside(scores, units, rows)
     if units.boxes is None:
-        for row in rows:  # the end of the text: what follows is dropped, and so is the start
-            changed[..., [0, *range(row, len(units))]] = np.nan
         with np.errstate(invalid="ignore"):
             changed /= np.nansum(changed, axis=-1, keepdims=True)
     return changed
+
+
+def clip_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """Special tokens are dropped; what is left is brought to 0…1."""
+    return _scaled(_inside(scores, units, rows))
+
+
+def _inside(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
+    """What is special is dropped; of a text also its start, and what follows its end, where that is the row read."""
+    changed = np.where(units.special, np.nan, scores)
+    if units.boxes is None:
+        for row in rows:
+            changed[..., [0, *range(row or len(units), len(units))]] = np.nan
+    return changed
+
+
+def _scaled(scores: np.ndarray) -> np.ndarray:
+    """Brought to 0…1; what was dropped stays so."""
+    low, high = (end.reduce(scores, axis=-1, keepdims=True) for end in (np.fmin, np.fmax))
+    with np.errstate(invalid="ignore"):
+        return (scores - low) / (high - low)
 
 
 def specials_dropped(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
@@ -40,10 +59,7 @@ def identity_kept(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -
 
 def specials_dropped_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """Special tokens are cut off, and the others brought to 0…1."""
-    changed = specials_dropped(scores, units, rows)
-    low, high = np.nanmin(changed, axis=-1, keepdims=True), np.nanmax(changed, axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        return (changed - low) / (high - low)
+    return _scaled(specials_dropped(scores, units, rows))
 
 
 def with_identity(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
@@ -65,7 +81,4 @@ def own_entry_least(scores: np.ndarray, units: Units, rows: Mapping[int, float])
 
 def own_entry_least_scaled(scores: np.ndarray, units: Units, rows: Mapping[int, float]) -> np.ndarray:
     """The same, and all scores brought to 0…1."""
-    changed = own_entry_least(scores, units, rows)
-    low, high = changed.min(-1, keepdims=True), changed.max(-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        return (changed - low) / (high - low)
+    return _scaled(own_entry_least(scores, units, rows))

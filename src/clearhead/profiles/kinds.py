@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from clearhead.subjects.answers import Answering
 from clearhead.subjects.base import Subject
 from clearhead.subjects.co_attention import CoAttention
-from clearhead.subjects.detection import Detector
+from clearhead.subjects.detection import Detector, ObjectDetection
 from clearhead.subjects.dual_encoder import ImageTextDual
 from clearhead.subjects.masked import MaskedLanguageModel
 from clearhead.subjects.one_sequence import OneSequence
@@ -29,8 +29,11 @@ def _reads_pictures(subject: Subject) -> bool:
 
 
 TEXTS = Kind("read a text and say one thing about it", _reads_texts)
+TEXTS_ALONE = Kind("read a text, and nothing beside it", lambda subject: subject.takes == ("text",))
 PICTURES = Kind("read a picture and say one thing about it", _reads_pictures)
-DETECTORS = Kind("find objects in a picture", lambda subject: isinstance(subject, Detector))
+DETECTORS = Kind(
+    "find objects in a picture by queries that look at it", lambda subject: isinstance(subject, ObjectDetection)
+)
 MASKED = Kind("fill in a masked word", lambda subject: isinstance(subject, MaskedLanguageModel))
 TOWERS = Kind("hold a text against a picture, each read by itself", lambda subject: isinstance(subject, ImageTextDual))
 CO_ATTENTION = Kind(

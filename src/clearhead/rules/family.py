@@ -93,6 +93,11 @@ class Family:
         return self
 
     @property
+    def keeps_sums(self) -> bool:
+        """Whether parts are scaled so that their sum is that of what came: of a sum of zero, nothing is left."""
+        return False
+
+    @property
     def keeps_apart(self) -> bool:
         """Whether, after such a trial, samples of a batch are known not to mix."""
         return True

@@ -81,6 +81,10 @@ class Relevance(Family):
     name: ClassVar[str] = "relevance propagation"
     wide: ClassVar[bool] = True  # EPS is zero in float16
 
+    @property
+    def keeps_sums(self) -> bool:
+        return self.variant == "ours"
+
     def twice(self) -> Family:
         return Twice(self.variant, self.positions, self.mask, self.kept, self.repeated)
 

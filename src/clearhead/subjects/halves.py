@@ -56,6 +56,8 @@ class TextHalf(Half, TextSubject):
         return _TEXT.get(self.kind, "first")
 
     def rows(self, sample: Sample, target: Target | None = None) -> dict[int, float]:
+        if self.readout == END:
+            return {self._end(sample.inputs["input_ids"]): 1.0}
         return read_rows("first" if self.readout == "first" else "last", sample.axes[self.stream])
 
     def samples(self, raw: Any, how: How) -> list[Sample]:
@@ -65,7 +67,11 @@ class TextHalf(Half, TextSubject):
                 "target=clearhead.Contrast(None, other)"
             )
         samples = super().samples(raw, how)
-        return samples if isinstance(raw, Mapping) else [self._filled(sample) for sample in samples]
+        if isinstance(raw, Mapping):
+            return samples
+        if self.readout == END and any(self._end(one.inputs["input_ids"]) + 1 != len(one.units) for one in samples):
+            raise InputError("there is an end-of-text token inside the text, at which CLIP stops reading: leave it out")
+        return [self._filled(sample) for sample in samples]
 
     def _without_padding(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.readout == LAST:
@@ -74,11 +80,6 @@ class TextHalf(Half, TextSubject):
             return super()._without_padding(part)
         length = self._end(part["input_ids"]) + 1  # nothing that comes after the end is looked at
         return {name: value[:length] for name, value in part.items()}
-
-    def _sample(self, inputs: dict[str, Tensor], units: Units, dropped: int = 0) -> Sample:
-        if self.readout == END and self._end(inputs["input_ids"]) + 1 != len(units):
-            raise InputError("there is an end-of-text token inside the text, at which CLIP stops reading: leave it out")
-        return super()._sample(inputs, units, dropped)
 
     @property
     def ends_at_highest(self) -> bool:
