@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from clearhead.recording.scope import hooks
 from clearhead.rules.family import Family, NoRule, active, flat
 from clearhead.rules.operators import KINDS, MOVES, PICKS, SAME
+from clearhead.rules.widening import has_wide, widened
 
 
 class Rules(TorchFunctionMode):
@@ -34,6 +35,9 @@ class Rules(TorchFunctionMode):
         parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
         if not parts:
             return func(*args, **kwargs)
+        if self.family.wide and has_wide(parts[0].device):
+            func, args, kwargs = widened(func, args, kwargs)
+            parts = list(filter(active, flat((args, kwargs))))
         name = func.__name__
         if name in KINDS:
             self._use(parts, name)
