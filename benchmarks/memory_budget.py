@@ -4,10 +4,10 @@
     python benchmarks/memory_budget.py --memory 200MiB --inputs 64 --keep memory.jsonl
 
 Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often): each
-by itself, and all in one call, with fewer still. Each is a process of its own; its peak is that of the system's own account (RSS), and
-what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a budget, in the
-same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep, what was
-measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
+by itself, and all in one call, with fewer still. Each is a process of its own; its peak is that of the system's own
+account (RSS), and what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a
+budget, in the same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep,
+what was measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
 """
 
 import argparse

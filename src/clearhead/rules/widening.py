@@ -14,12 +14,12 @@ from clearhead.rules.family import active
 
 WIDE = torch.float64
 #: Operations that say something about a tensor, or ask for something, and compute nothing.
-ABOUT = frozenset("__get__ __set__ register_hook requires_grad_ retain_grad".split())
+ABOUT = frozenset(("__get__", "__set__", "register_hook", "requires_grad_", "retain_grad"))
 #: Operations that take the weights of a model.
-WEIGHING = frozenset("linear addmm conv1d conv2d conv3d".split())
+WEIGHING = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
 #: Operations that write into what they are called on, beside those whose names end with an underscore.
-WRITING = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__".split())
-NARROWING = frozenset("float half bfloat16".split())
+WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+NARROWING = frozenset(("float", "half", "bfloat16"))
 
 
 def has_wide(device: torch.device) -> bool:
