@@ -18,6 +18,8 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import torch
+
 import clearhead
 from clearhead.bench.data import read
 from clearhead.bench.data.known import TASKS
@@ -63,7 +65,7 @@ def main() -> None:
                 continue
             measured[model] += protocol.measure(ex, examples, own.by_method)
             if arguments.json:
-                write(arguments.json, protocol, measured, f"{ex.subject.device.type}, {ex.subject.dtype}")
+                write(arguments.json, protocol, measured, place(ex))
             print(f"{model}: {method} {time.perf_counter() - began:.1f} s", file=sys.stderr)
         print(f"{model}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     print(f"protocol truth, settings {protocol.hash}: {json.dumps(protocol.settings)}")
@@ -75,6 +77,13 @@ def main() -> None:
     for model, reasons in refused.items():
         for method, reason in reasons.items():
             print(f"- {model}, {method}: {reason}")
+
+
+def place(ex: clearhead.Explainer) -> str:
+    """Where it ran, and in what: on a GPU models are in the format of their weights, unless another is asked for."""
+    kind = ex.subject.device.type
+    device = torch.cuda.get_device_name(ex.subject.device) if kind == "cuda" else f"a {kind.upper()}"
+    return f"{device}, {str(ex.subject.dtype).removeprefix('torch.')}"
 
 
 def write(path: Path, protocol: Truth, measured: dict[str, list[Measurement]], where: str) -> None:
