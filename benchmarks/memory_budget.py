@@ -12,11 +12,14 @@ what was measured is kept as it comes, and is not measured again; with --workers
 
 import argparse
 import json
+import os
+import platform
 import resource
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +101,18 @@ def gap(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return float(max(np.abs(a - b).max() for a, b in zip(one, other, strict=True)) / size)
 
 
+def machine() -> str:
+    """Where it ran, and with what."""
+    import torch
+    import transformers
+
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}, {os.cpu_count()} cores; {versions}; {date.today()}"
+
+
 def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
     command = [sys.executable, __file__, "--model", arguments.model, "--only", *names, "--memory", arguments.memory]
     command += ["--inputs", str(arguments.inputs), "--longest", str(arguments.longest)]
@@ -132,6 +147,7 @@ def main() -> None:
         return
     names = [name for name in applying(arguments) if name not in arguments.skip]
     settings = {name: getattr(arguments, name) for name in ("model", "inputs", "longest", "memory")}
+    where = machine()
     print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
@@ -140,7 +156,7 @@ def main() -> None:
     def row(name: str) -> None:
         key = {**settings, "method": name}
         known = kept_before(arguments.keep, key)
-        one = known or key | in_its_own_process(arguments, rows[name])
+        one = known or key | {"machine": where} | in_its_own_process(arguments, rows[name])
         print(line(name, one), flush=True)
         if arguments.keep and not known and "failed" not in one:
             with arguments.keep.open("a", encoding="utf-8") as file:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.rules.family import active
+from clearhead.rules.family import active, flat
 
 WIDE = torch.float64
 #: Operations that say something about a tensor, or ask for something, and compute nothing.
 ABOUT = frozenset(("__get__", "__set__", "register_hook", "requires_grad_", "retain_grad"))
+#: Operations that take another tensor's format.
+ASIDE = frozenset(("to", "type_as", "copy_"))
 #: Operations that take the weights of a model.
 WEIGHING = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
 #: Operations that write into what they are called on, beside those whose names end with an underscore.
@@ -26,17 +28,25 @@ def has_wide(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+def mixed(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether something in float64 that does not depend on the input (zeros like what does) meets other formats."""
+    if func.__name__ in ABOUT | ASIDE:
+        return False
+    formats = {part.dtype for part in flat((args, kwargs)) if isinstance(part, Tensor) and part.is_floating_point()}
+    return WIDE in formats and len(formats) > 1
+
+
 def widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """An operation on something that depends on the input, and its arguments, in float64."""
     name = func.__name__
-    if name in ABOUT:
+    if name in ABOUT or not has_wide(next(part.device for part in flat((args, kwargs)) if isinstance(part, Tensor))):
         return func, args, kwargs
     if name in NARROWING:
         return Tensor.double, args[:1], {}
     if name in WRITING or (name.endswith("_") and not name.endswith("__")):
         own = args[0].dtype  # others may hold what is written into, too
         return func, (args[0], *_in(own, args[1:])), _in(own, kwargs)
-    if name in WEIGHING:
+    if name in WEIGHING and any(map(active, args)):
         return func, tuple(_in(WIDE, part) if active(part) else part for part in args), kwargs
     return func, _in(WIDE, args), _in(WIDE, kwargs)
 
