@@ -1,12 +1,14 @@
 """Layer-wise relevance propagation against its replica, and what it conserves."""
 
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import clearhead
+from clearhead.recording.scope import hooks
 from tests import models
 from tests.methods import twins
 from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
@@ -101,3 +103,18 @@ def test_half_precision_has_the_scores_of_its_weights(method: clearhead.Method, 
     found, exact = (ex.explain(models.TEXTS[1], method, target=1).scores for ex in (half, double))
     assert twins.gap(found, exact) < 1e-6
     assert next(made.parameters()).dtype == dtype
+
+
+def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
+    """XGLM makes a number of the format that torch has by default, where float64's least is too much."""
+    made, words = models.text_model("bert", dtype=torch.float32)
+
+    def least(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + 0 * torch.full((), torch.finfo(output.dtype).min)
+
+    with hooks([made.bert.pooler.dense.register_forward_hook(least)]):
+        ex = clearhead.load((made, words))
+        (line,) = (line for line in ex.methods() if line.name == "lrp")
+        assert not line.applies and "does not run in float64" in line.why_not
+        with pytest.raises(clearhead.Refusal, match=r"does not run in float64, as relevance propagation must: value"):
+            ex.explain(models.TEXTS[0], "lrp")

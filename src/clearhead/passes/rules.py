@@ -106,6 +106,11 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
                     _under(recorder, family, plan).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
+            except RuntimeError as problem:
+                if not family.wide or isinstance(problem, torch.OutOfMemoryError):
+                    raise
+                said = str(problem).splitlines()[0]
+                why_not = f"{subject.model_class} does not run in float64, as {family.name} must: {said}"
         if family.wide and subject.dtype == torch.float16 and not has_wide(subject.device):
             why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
         known[key] = Trial(why_not, family.keeps_apart)
