@@ -4,19 +4,22 @@
     python benchmarks/memory_budget.py --memory 200MiB --inputs 64 --keep memory.jsonl
 
 Every method that applies, with few steps and evaluations (the budget is about what is held, not about how often): each
-by itself, and all in one call. Each is a process of its own; its peak is that of the system's own account (RSS), and
-what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a budget, in the
-same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep, what was
-measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
+by itself, and all in one call, with fewer still. Each is a process of its own; its peak is that of the system's own
+account (RSS), and what it holds before it begins (Python, torch, the model) is given beside it. Then the same without a
+budget, in the same process, and the results are compared (not for all in one call, nor with --kept-alone). With --keep,
+what was measured is kept as it comes, and is not measured again; with --workers several are measured at a time.
 """
 
 import argparse
 import json
+import os
+import platform
 import resource
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,16 @@ FEWER = {
     "beyond-intuition-token": {"steps": 4},
     "tam": {"steps": 4},
     "flow": {"layers": (-3, None)},
+}
+#: Fewer still, and fewer units and layers at a time in turn: for all methods in one call, which takes as long as all.
+FEWEST = {
+    **{name: {**own, **{option: 2 for option in ("steps", "samples") if option in own}} for name, own in FEWER.items()},
+    "shap": {"evaluations": 8},
+    "kernel-shap": {"evaluations": 8},
+    "lime": {"evaluations": 8},
+    "occlusion": {"window": 10},
+    "deeplift-shap": {"samples": 1},
+    "value-zeroing": {"layers": (-1, None)},
 }
 TOGETHER = "all in one call"
 SENTENCE = (
@@ -61,11 +74,12 @@ def applying(arguments: argparse.Namespace) -> list[str]:
 
 
 def measured(arguments: argparse.Namespace, names: list[str]) -> dict:
-    """With the budget, and then, where it is one method, without."""
+    """With the budget, and then, where it is one method, without; what is known after the first is printed at once."""
     import clearhead
 
     ex = clearhead.load(arguments.model)
-    methods = [clearhead.Method(name, **FEWER.get(name, {})) for name in names]
+    fewer = FEWER if len(names) == 1 else FEWEST
+    methods = [clearhead.Method(name, **fewer.get(name, {})) for name in names]
     inputs = texts(arguments.inputs, arguments.longest)
     ex.explain("warm up", methods)
     before, started = resident(), time.perf_counter()
@@ -73,6 +87,7 @@ def measured(arguments: argparse.Namespace, names: list[str]) -> dict:
     found = {"before": before, "peak": resident(), "seconds": time.perf_counter() - started}
     if len(names) > 1 or arguments.kept_alone:
         return found
+    print(json.dumps(found), flush=True)
     started = time.perf_counter()
     free = ex.explain(inputs, methods)
     found |= {"peak without": resident(), "seconds without": time.perf_counter() - started}
@@ -84,6 +99,18 @@ def gap(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     """The largest difference of scores, relative to the largest score."""
     size = max(np.abs(row).max() for row in other)
     return float(max(np.abs(a - b).max() for a, b in zip(one, other, strict=True)) / size)
+
+
+def machine() -> str:
+    """Where it ran, and with what."""
+    import torch
+    import transformers
+
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}, {os.cpu_count()} cores; {versions}; {date.today()}"
 
 
 def in_its_own_process(arguments: argparse.Namespace, names: list[str]) -> dict:
@@ -120,6 +147,7 @@ def main() -> None:
         return
     names = [name for name in applying(arguments) if name not in arguments.skip]
     settings = {name: getattr(arguments, name) for name in ("model", "inputs", "longest", "memory")}
+    where = machine()
     print(f"{len(names)} methods on {arguments.inputs} texts of 3 to {arguments.longest} words, {arguments.model}")
     print(f"\n| memory={arguments.memory} | MiB before | peak | peak without a budget | difference | seconds |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
@@ -128,7 +156,7 @@ def main() -> None:
     def row(name: str) -> None:
         key = {**settings, "method": name}
         known = kept_before(arguments.keep, key)
-        one = known or key | in_its_own_process(arguments, rows[name])
+        one = known or key | {"machine": where} | in_its_own_process(arguments, rows[name])
         print(line(name, one), flush=True)
         if arguments.keep and not known and "failed" not in one:
             with arguments.keep.open("a", encoding="utf-8") as file:

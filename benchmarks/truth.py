@@ -18,10 +18,13 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import torch
+
 import clearhead
 from clearhead.bench.data import read
 from clearhead.bench.data.known import TASKS
 from clearhead.bench.explaining import applicable, explained, with_controls
+from clearhead.bench.protocol import Measurement
 from clearhead.bench.tables import columns, markdown
 from clearhead.bench.truth import FIGURES, Truth
 from clearhead.methods.base import REGISTRY
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--methods", default="all")
     parser.add_argument("--without", default="", help="methods to leave out, with commas between them")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="the first example, so that several processes share them")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", help="of the weights; by default as stored, on a CPU float32")
     parser.add_argument("--by", default="score")
@@ -49,7 +53,7 @@ def main() -> None:
         started = time.perf_counter()
         ex = clearhead.load(f"zoo:{model}", device=arguments.device, dtype=arguments.dtype)
         methods, refused[model] = applicable(ex, with_controls(names))
-        examples = list(read("known", task=model, count=arguments.count))
+        examples = list(read("known", task=model, count=arguments.count))[arguments.first :]
         measured[model] = []
         for method in methods:  # one at a time: a method that fails or is slow is seen by name
             began = time.perf_counter()
@@ -60,6 +64,8 @@ def main() -> None:
                 print(f"{model}: {method} failed: {problem}", file=sys.stderr)
                 continue
             measured[model] += protocol.measure(ex, examples, own.by_method)
+            if arguments.json:
+                write(arguments.json, protocol, measured, place(ex))
             print(f"{model}: {method} {time.perf_counter() - began:.1f} s", file=sys.stderr)
         print(f"{model}: {time.perf_counter() - started:.1f} s", file=sys.stderr)
     print(f"protocol truth, settings {protocol.hash}: {json.dumps(protocol.settings)}")
@@ -71,11 +77,21 @@ def main() -> None:
     for model, reasons in refused.items():
         for method, reason in reasons.items():
             print(f"- {model}, {method}: {reason}")
-    if arguments.json:
-        rows = [{"model": model, **vars(one)} for model, own in measured.items() for one in own]
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"settings": protocol.settings, "figures": FIGURES, "rows": rows}
-        arguments.json.write_text(json.dumps(content), encoding="utf-8")
+
+
+def place(ex: clearhead.Explainer) -> str:
+    """Where it ran, and in what: on a GPU models are in the format of their weights, unless another is asked for."""
+    kind = ex.subject.device.type
+    device = torch.cuda.get_device_name(ex.subject.device) if kind == "cuda" else f"a {kind.upper()}"
+    return f"{device}, {str(ex.subject.dtype).removeprefix('torch.')}"
+
+
+def write(path: Path, protocol: Truth, measured: dict[str, list[Measurement]], where: str) -> None:
+    """All that was measured so far: a run that is stopped keeps it."""
+    rows = [{"model": model, **vars(one)} for model, own in measured.items() for one in own]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"settings": protocol.settings, "figures": FIGURES, "where": where, "rows": rows}
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 if __name__ == "__main__":

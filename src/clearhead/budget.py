@@ -24,7 +24,8 @@ from clearhead.errors import InputError
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 #: What part of the budget is aimed at: what Python, numpy and the allocator need beside the tensors is not counted, and
-#: was seen to be as much as they. At 0.4 a process took 77 % of its budget of 2 GiB, and more with its model.
+#: was seen to be as much as they. At 1/3 processes took up to 40 % of a budget of 2 GiB, and up to 85 % with what they
+#: held before, the model among it (docs/memory.md); at 0.4 it was 47 % and 92 %.
 AIM = 1 / 3
 #: One input by itself may take so many times the budget until it is stopped: so that we can say how much it needs.
 ALONE = 2

@@ -62,17 +62,21 @@ class Plan:
         """The units of the longest sample, all its streams together."""
         return max(sum(map(len, sample.axes.values())) for sample in self.given)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format that methods work in."""
+        return torch.float64 if self.subject.dtype == torch.float64 else torch.float32
+
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
-        wide = torch.float64 if self.subject.dtype == torch.float64 else torch.float32
         weights = {
             stream: torch.zeros(len(self.samples), 1, max(len(sample.axes[stream]) for sample in self.samples))
             for stream in self.samples[0].axes
         }
-        weights = {stream: part.to(wide) for stream, part in weights.items()}
+        weights = {stream: part.to(self.dtype) for stream, part in weights.items()}
         for i, (sample, target) in enumerate(zip(self.samples, self.targets, strict=True)):
             for stream, rows in self.subject.readouts(sample, target).items():
-                weights[stream][i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=wide)
+                weights[stream][i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=self.dtype)
         return {stream: part.to(self.subject.device) for stream, part in weights.items()}
 
     @property
@@ -92,7 +96,8 @@ class Plan:
     def value(self, output: Any) -> Float[Tensor, "*target batch"]:
         """One number per sample and target; a target of the caller's own sees the whole output."""
         own = {id(target.custom): target.custom for target in self.targets if target.custom is not None}
-        computed = {key: _own_value(function, output, self.size) for key, function in own.items()}
+        seen = self._narrow(output) if own else output
+        computed = {key: _own_value(function, seen, self.size) for key, function in own.items()}
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
             with self.multiplying() if self.subject.multiplies else nullcontext():
@@ -101,9 +106,17 @@ class Plan:
         made_of = self.scores if getattr(output, "logits", None) is None else output.logits
         if self.starting is not None and made_of is not None:
             self.starting(number, made_of)
-        self.values = number.detach()
-        self.scores = None if self.scores is None else self.scores.detach()
+        self.values = self._narrow(number.detach())
+        self.scores = None if self.scores is None else self._narrow(self.scores.detach())
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
+
+    def _narrow(self, part: Any) -> Any:
+        """What a pass in float64 put out, in the format that the model has by itself, or near it."""
+        if isinstance(part, Tensor):
+            return part.to(self.dtype) if part.dtype == torch.float64 else part
+        if isinstance(part, Mapping):
+            return type(part)(**{name: self._narrow(one) for name, one in part.items()})
+        return tuple(map(self._narrow, part)) if type(part) is tuple else part
 
     def _numbers(self, computed: Mapping[int, Tensor]) -> Float[Tensor, " batch"]:
         """The number of each target: those of the caller's own functions, and of classes scale by scale."""

@@ -28,7 +28,11 @@ def test_the_json_form(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("--out", "all.doc"), "must end in one of .png, .svg, .pdf"), (("--out", "no/where.png"), "there is no folder")],
+    [
+        (("--out", "all.doc"), "must end in one of .png, .svg, .pdf"),
+        (("--out", "no/where.png"), "there is no folder"),
+        (("--out", "."), "is a folder: name a file"),
+    ],
 )
 def test_bad_places(refused, bert: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in refused("lecture", "-m", bert, *arguments)

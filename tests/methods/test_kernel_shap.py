@@ -85,6 +85,26 @@ def test_more_evaluations_come_closer() -> None:
     assert all(more < less / 2 for less, more in pairwise(gaps)), gaps
 
 
+@pytest.mark.parametrize("count", range(12, 71))
+def test_too_few_coalitions_give_the_smallest_of_the_fits(count: int) -> None:
+    """A coalition and its complement are one equation for φ: (v(z) − v(¬z)) / 2. In what both of them say together
+    there is no φ, and a rounding error taken for some made scores of 1e13."""
+
+    def value(members: list[int]) -> float:
+        return np.random.default_rng([count, *members]).normal()
+
+    shares, _ = played(fold(evaluations=40), count, value)
+    z, weights = coalitions(count, 38, Game(count, 0, windows=None, hierarchy=None).generator())
+    base, total = value([]), value(list(range(count))) - value([])
+    rows, targets = [], []
+    for row, weight in zip(z[::2].numpy(), weights[::2].numpy(), strict=True):
+        there, away = (value(np.flatnonzero(part).tolist()) - base for part in (row, ~row))
+        rows.append(weight**0.5 * (row - row.mean()))  # what is left of a row beside a constant: Σ φ is given
+        targets.append(weight**0.5 * ((there - away) / 2 - total * (row.mean() - 0.5)))
+    smallest = np.linalg.lstsq(np.array(rows), np.array(targets), rcond=1e-9)[0]
+    assert twins.gap(shares.scores, total / count + smallest) < 1e-9
+
+
 def test_symmetric_players_and_null_players() -> None:
     """Not declared axioms of the sampled values, but of the exact ones."""
     shares, _ = played(fold(), 4, lambda members: float({1, 2} <= set(members)))

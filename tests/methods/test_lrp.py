@@ -1,5 +1,6 @@
 """Layer-wise relevance propagation against its replica, and what it conserves."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 import clearhead
 from clearhead.errors import Refusal
+from clearhead.recording.scope import hooks
 from tests import joint_models, models
 from tests.methods import twins
 from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
@@ -96,12 +98,52 @@ def test_pictures_by_the_bounds_of_each() -> None:
     assert twins.gap(together.scores, alone.scores) < 1e-4  # the softmax runs in float32
 
 
-@pytest.mark.parametrize(
-    "method", ["lrp", "partial-lrp", "transformer-attribution", clearhead.Method("generic", lrp=True)], ids=str
-)
-def test_refused_in_float16(method: str | clearhead.Method) -> None:
-    """What steadies its divisions is zero there, and scores would be those of rounding."""
-    ex = models.explainer("bert/classify", torch.float16, initializer_range=0.02)
-    with pytest.raises(Refusal, match=r"load the model with dtype='float32'"):
-        ex.explain(models.inputs("bert/classify")[0], method)
-    assert np.isfinite(ex.explain(models.inputs("bert/classify")[0], "attn-lrp").scores).all()
+BY_RELEVANCE = [
+    clearhead.Method("lrp"),
+    clearhead.Method("lrp", rules="orig"),
+    clearhead.Method("partial-lrp"),
+    clearhead.Method("transformer-attribution"),
+    clearhead.Method("generic", lrp=True),
+]
+
+
+@pytest.mark.parametrize("subject", ["bert/classify", "modernbert/classify", "vit/image"])
+def test_rounding_is_not_amplified(subject: str) -> None:
+    """Passes are made in float64, whatever the model's format: else scores in float32 were those of rounding, and
+    batches of other sizes had other ones."""
+    single = models.explainer(subject, torch.float32)
+    double = clearhead.load((deepcopy(single.subject.model).double(), single.subject.processor))
+    raws = models.inputs(subject)
+    together, exact = (ex.explain(raws, BY_RELEVANCE, target=1) for ex in (single, double))
+    for i, raw in enumerate(raws):
+        for method, alone in single.explain(raw, BY_RELEVANCE, target=1).items():
+            within = 1e-5 if method.startswith(("transformer", "generic")) else 1e-6  # beside an ordinary gradient
+            assert alone.scores.dtype == np.float32
+            assert twins.gap(together[method][i].scores, alone.scores) < within, method
+            assert twins.gap(alone.scores, exact[method][i].scores) < within, method
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", [one for one in BY_RELEVANCE if one.name in ("lrp", "partial-lrp")], ids=str)
+def test_half_precision_has_the_scores_of_its_weights(method: clearhead.Method, dtype: torch.dtype) -> None:
+    """The weights are what they are; nothing that is computed of them is rounded to their format."""
+    made, words = models.text_model("bert", dtype=dtype, initializer_range=0.02)
+    half, double = clearhead.load((made, words)), clearhead.load((deepcopy(made).double(), words))
+    found, exact = (ex.explain(models.TEXTS[1], method, target=1).scores for ex in (half, double))
+    assert twins.gap(found, exact) < 1e-6
+    assert next(made.parameters()).dtype == dtype
+
+
+def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
+    """XGLM makes a number of the format that torch has by default, where float64's least is too much."""
+    made, words = models.text_model("bert", dtype=torch.float32)
+
+    def least(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + 0 * torch.full((), torch.finfo(output.dtype).min)
+
+    with hooks([made.bert.pooler.dense.register_forward_hook(least)]):
+        ex = clearhead.load((made, words))
+        (line,) = (line for line in ex.methods() if line.name == "lrp")
+        assert not line.applies and "does not run in float64" in line.why_not
+        with pytest.raises(clearhead.Refusal, match=r"does not run in float64, as relevance propagation must: value"):
+            ex.explain(models.TEXTS[0], "lrp")

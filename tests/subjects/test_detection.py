@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -270,6 +271,16 @@ class TestSampledPoints:
         e = explainer(family).explain(pixels(), "saliency", Query(1))
         assert e.target["index"] == label
         assert gap((e["image"].scores ** 2).sum(), (gradient**2).sum()) < 1e-9
+
+
+@pytest.mark.parametrize("method", ["lrp", "partial-lrp", "transformer-attribution"])
+def test_relevance_in_single_precision_is_that_of_double_precision(method: str) -> None:
+    """A decoder starts from zeros, which do not depend on the picture: they meet what does in its format."""
+    single = clearhead.load(deepcopy(model("detr")).float())
+    double = clearhead.load(deepcopy(single.subject.model).double())
+    given = {"pixel_values": picture().float()}
+    found, exact = (ex.explain(given, method, Query(1, "circle"))["image"].scores for ex in (single, double))
+    assert gap(found, exact) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,19 +3,25 @@
     python benchmarks/truth.py --models logic --count 100 --json build/truth/logic.json
     python packages/zoo/train/known_answers.py --from build/truth/*.json [--page docs/known-answers.md]
 
-The first takes a while on a laptop (every method, model by model), the second none.
+The first takes a while on a laptop (every method, model by model), the second none. What every method had on every
+example is kept beside the page (`known-answers.json`): a method that is measured anew on a model replaces what
+was kept of it there, and ranks are those of all together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cards import write_pages
 
 import clearhead_zoo
+from clearhead.bench.explaining import CONTROLS
 from clearhead.bench.protocol import Measurement
 from clearhead.bench.tables import Column, columns, markdown
 
@@ -33,32 +39,105 @@ default. {measured} After the dot, the rank; methods that cannot be told apart o
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
 ranking. "–": the method does not apply; why not is said by `ex.methods()`.
 
+{where}
+
 Made by `make known-answers`.
 """
+
+#: A model's stream and a method's name.
+Place = tuple[str, str, str]
+
+
+@dataclass
+class Known:
+    """What one method had on a model's examples: each figure by example, and where it ran."""
+
+    where: str
+    figures: dict[str, dict[str, float]] = field(default_factory=lambda: {figure: {} for figure in FIGURES})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="measured", type=Path, nargs="+", required=True, help="what truth.py wrote")
+    parser.add_argument("--from", dest="measured", type=Path, nargs="*", default=[], help="what truth.py wrote")
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
-    read = [row for path in options.measured for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
-    # A model's methods may be measured in several runs; the controls are in each of them.
-    rows = list({(row["model"], row["example"], row["method"], row["part"]): row for row in read}.values())
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    tables = {figure: [c for model in models for c in _columns(model, rows, figure)] for figure in FIGURES}
+    kept = options.page.with_suffix(".json")
+    known = read_kept(kept) | measured(options.measured)
+    write_kept(kept, known)
+    models = list(dict.fromkeys(model for model, _, _ in known))
+    tables = {figure: [c for model in models for c in _columns(model, known, figure)] for figure in FIGURES}
     for model in models:
         _write_card(model, tables)
     count = max(len(column.examples) for column in tables[FIGURES[0]])
-    parts = [HEAD.format(measured=MEASURED.format(count=f"up to {count}"))]
+    parts = [HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known))]
     parts += [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
     options.page.write_text("\n".join(parts), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
 
 
-def _columns(model: str, rows: list[dict[str, Any]], figure: str) -> list[Column]:
-    own = [Measurement(r["example"], r["method"], r["part"], r["figures"]) for r in rows if r["model"] == model]
-    return columns(model, own, f"minimal {figure}")
+def measured(files: Sequence[Path]) -> dict[Place, Known]:
+    """What `truth.py` wrote; a method's examples may be in several files, and the controls are in each."""
+    known: dict[Place, Known] = {}
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for row in content["rows"]:
+            one = known.setdefault((row["model"], row["part"], row["method"]), Known(content["where"]))
+            for figure in FIGURES:
+                one.figures[figure][row["example"]] = round(row["figures"][f"minimal {figure}"], 6)
+    return known
+
+
+def read_kept(file: Path) -> dict[Place, Known]:
+    if not file.exists():
+        return {}
+    known = {}
+    for model, parts in json.loads(file.read_text(encoding="utf-8")).items():
+        for part, kept in parts.items():
+            for method, own in kept["methods"].items():
+                pairs = {figure: zip(kept["examples"], own[figure], strict=True) for figure in FIGURES}
+                figures = {figure: {e: x for e, x in both if x is not None} for figure, both in pairs.items()}
+                known[model, part, method] = Known(own["where"], figures)
+    return known
+
+
+def write_kept(file: Path, known: Mapping[Place, Known]) -> None:
+    """By model and stream: the examples' names once, and what each method had on them."""
+    content: dict[str, dict[str, Any]] = {}
+    for model, part in dict.fromkeys((model, part) for model, part, _ in known):
+        own = {method: one for (m, p, method), one in known.items() if (m, p) == (model, part)}
+        examples = sorted({example for one in own.values() for example in one.figures[FIGURES[0]]})
+        listed = {
+            method: {"where": one.where, **{f: [one.figures[f].get(e) for e in examples] for f in FIGURES}}
+            for method, one in own.items()
+        }
+        content.setdefault(model, {})[part] = {"examples": examples, "methods": listed}
+    file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def in_words(known: Mapping[Place, Known]) -> str:
+    """Where most was measured, and which methods were measured elsewhere; controls are the same anywhere."""
+    ran: dict[str, dict[str, set[str]]] = {}
+    for (model, _, method), one in known.items():
+        if method not in CONTROLS:
+            ran.setdefault(method, {}).setdefault(one.where, set()).add(model)
+    usual = Counter(where for places in ran.values() for where in places).most_common(1)[0][0]
+    others = [
+        f"`{method}` on {where}" + (f" for {', '.join(sorted(models))}" if len(places) > 1 else "")
+        for method, places in sorted(ran.items())
+        for where, models in places.items()
+        if where != usual
+    ]
+    return f"Measured on {usual}" + (f"; {'; '.join(others)}." if others else ".")
+
+
+def _columns(model: str, known: Mapping[Place, Known], figure: str) -> list[Column]:
+    own = [
+        Measurement(example, method, part, {figure: value})
+        for (m, part, method), one in known.items()
+        if m == model
+        for example, value in one.figures[figure].items()
+    ]
+    return columns(model, own, figure)
 
 
 def _write_card(model: str, tables: dict[str, list[Column]]) -> None:

@@ -36,7 +36,7 @@ def lecture(
 
     The predicted class of each sentence is explained.
     """
-    put.check_places(out)
+    put.check_places(out, option="--out")
     if out is not None and Path(out).suffix.lower() not in FIGURES:
         raise InputError(f"--out {out!r} must end in one of {', '.join(FIGURES)}")
     ex = load(opt.Loading(model))

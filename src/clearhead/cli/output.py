@@ -193,14 +193,14 @@ def check_folder(out: str | None) -> None:
         raise InputError(f"--out {out!r} is there and is no folder: name a folder")
 
 
-def check_places(html: str | None, place: str | None = None, count: int = 1) -> None:
-    """Before anything is computed: can what is asked for be written where it shall go?"""
+def check_places(html: str | None, place: str | None = None, count: int = 1, option: str = "--html") -> None:
+    """Before anything is computed: can what is asked for be written where it shall go? `option` names the first."""
     for path in (html, place):
         folder = Path(path or ".").absolute().parent
         if not folder.is_dir():
             raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
     if html is not None and os.path.isdir(html):
-        raise InputError(f"--html {html!r} is a folder: name a file")
+        raise InputError(f"{option} {html!r} is a folder: name a file")
     if place is None:
         return
     if _is_file(place) and count > 1:

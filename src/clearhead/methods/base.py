@@ -43,7 +43,8 @@ class Declaration:
     scope: Literal["local", "global"] = "local"
     #: What a user should know before using it, such as that others claim patents on it.
     note: str = ""
-    #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing.
+    #: By how much rounding errors grow on the way: relevance is divided by activations that may be next to nothing (its
+    #: passes are made in float64).
     amplifies: float = 1.0
     #: A package that it needs beyond clearhead's own, and the extra that brings it.
     package: str = ""

@@ -11,6 +11,9 @@ from torch import Tensor
 from clearhead.errors import InputError
 from clearhead.methods.base import Fold
 
+#: A singular value of so little, relative to the largest, is a rounding error of none: coalitions have some of 1e-3
+#: and more, but where one says what others say it is zero, and comes out as up to 1e-13.
+NOTHING = 1e-9
 #: Yields coalitions (who is there), is sent what each is worth, returns what each player gets.
 Play = Generator[Bool[Tensor, "coalition player"], Float[Tensor, "coalition"], "Shares"]
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.methods.base import register
-from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
+from clearhead.methods.games import NOTHING, Game, Perturbation, Play, Shares, whole_number
 
 #: Up to so many players, all coalitions.
 EXACT = 11
@@ -99,5 +99,5 @@ def constrained_fit(
     basis = torch.linalg.qr(torch.eye(count, dtype=z.dtype) - 1 / count)[0][:, : count - 1]
     root = weights.sqrt()[:, None]
     left = worth - z @ even
-    theta = torch.linalg.pinv(root * (z @ basis)) @ (root[:, 0] * left)
+    theta = torch.linalg.pinv(root * (z @ basis), rtol=NOTHING) @ (root[:, 0] * left)
     return even + basis @ theta

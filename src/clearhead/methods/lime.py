@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.methods.base import register
-from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
+from clearhead.methods.games import NOTHING, Game, Perturbation, Play, Shares, whole_number
 
 
 @register(
@@ -60,5 +60,5 @@ def ridge_fit(
     middle, mean = (weights @ z) / weights.sum(), (weights @ y) / weights.sum()
     x = z - middle
     gram = x.mT @ (weights[:, None] * x) + ridge * torch.eye(z.shape[1], dtype=z.dtype)
-    slopes = torch.linalg.pinv(gram, hermitian=True) @ (x.mT @ (weights * (y - mean)))
+    slopes = torch.linalg.pinv(gram, rtol=NOTHING, hermitian=True) @ (x.mT @ (weights * (y - mean)))
     return slopes, mean - middle @ slopes

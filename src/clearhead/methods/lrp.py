@@ -21,7 +21,7 @@ from clearhead.rules.relevance import Relevance
     kind="rules",
     family="relevance",
     asks=("input_gradient",),
-    cost="one forward and one backward, under rules",
+    cost="one forward and one backward, under rules, in float64",
     citation="Bach et al. (2015), On pixel-wise explanations for non-linear classifier decisions by layer-wise "
     "relevance propagation, PLoS ONE; on transformers as in Chefer, Gur & Wolf (2021), CVPR",
     signed=True,

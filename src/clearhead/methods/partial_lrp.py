@@ -27,7 +27,7 @@ from clearhead.rules.relevance import Relevance
     kind="rules",
     family="relevance",
     asks=("attention_gradient",),
-    cost="one forward and one backward, under rules",
+    cost="one forward and one backward, under rules, in float64",
     citation="Voita et al. (2019), Analyzing multi-head self-attention, ACL; as in Chefer, Gur & Wolf (2021), "
     "Transformer interpretability beyond attention visualization, CVPR",
     signed=False,

@@ -32,7 +32,7 @@ from clearhead.rules.relevance import Relevance
     kind="rules",
     family="relevance",
     asks=("attention_gradient",),
-    cost="two forward and two backward, one of them under rules",
+    cost="two forward and two backward, one of them under rules, in float64",
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",

@@ -1,7 +1,8 @@
 """The kind "rules": a pass whose operations are differentiated by other rules, beside an ordinary one where asked for.
 
 Calls come with `relevance`, what arrives at their attention under the rules, and, for a method that is `beside`, with
-the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under the rules.
+the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under the rules. A family that amplifies
+rounding has passes in float64 (`rules/widening.py`); what a method is handed of calls is in its own format again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule, in_place_has_no_rule
 from clearhead.rules.mode import Rules, under
+from clearhead.rules.widening import WIDE, has_wide
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
@@ -56,7 +58,7 @@ def from_rules(
 
         with _refusing(own, plan):
             with _target_by(plan, family):
-                tapes[family] = plan.arranged(_pass(_under(recorder, family, plan.size), plan, own, tested, visit))
+                tapes[family] = plan.arranged(_pass(_under(recorder, family, plan), plan, own, tested, visit))
             _check(recorder, plan, family)
     compare = [reading for reading in readings if _fold(reading).beside]
     if compare:
@@ -69,7 +71,8 @@ def from_rules(
                 kept.pop((family, *_place(call)), None)
 
         _pass(recorder, plan, compare, tested, visit_beside)
-    return [reading.finish(tapes[_fold(reading).family]) for reading in readings]
+    finished = [reading.finish(tapes[_fold(reading).family]) for reading in readings]
+    return [{stream: replace(one, scores=one.scores.to(plan.dtype)) for stream, one in by.items()} for by in finished]
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,15 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
         ):
             try:
                 with in_place_has_no_rule():
-                    _under(recorder, family, plan.size).forward(plan.batch, frozenset(), plan.leaves)
+                    _under(recorder, family, plan).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
-        if family.wide and subject.dtype == torch.float16:
+            except RuntimeError as problem:
+                if not family.wide or isinstance(problem, torch.OutOfMemoryError):
+                    raise
+                said = str(problem).splitlines()[0]
+                why_not = f"{subject.model_class} does not run in float64, as {family.name} must: {said}"
+        if family.wide and subject.dtype == torch.float16 and not has_wide(subject.device):
             why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
         known[key] = Trial(why_not, family.keeps_apart)
     return known[key]
@@ -119,13 +127,15 @@ def _place(call: Call) -> tuple[str, str, int]:
     return call.query_stream, call.key_stream, call.layer
 
 
-def _under(recorder: Recorder, family: Family, size: int) -> Recorder:
+def _under(recorder: Recorder, family: Family, plan: Plan) -> Recorder:
     """The same recorder, whose passes are differentiated by these rules."""
     ruled = copy(recorder)
+    if family.wide and has_wide(plan.subject.device):
+        ruled.starts_in = WIDE
 
     @contextmanager
     def scope() -> Iterator[None]:
-        with recorder.scope(), under(recorder.model, family, size):
+        with recorder.scope(), under(recorder.model, family, plan.size):
             yield
 
     ruled.scope = scope
@@ -171,7 +181,7 @@ def _pass(
         plan.batch,
         plan.value,
         asks,
-        lambda call: visit(call.to(device)),
+        lambda call: visit(call.to(device, plan.dtype)),
         leaves=plan.leaves,
         places=places,
         rows=plan.rows,
@@ -182,11 +192,11 @@ def _check(recorder: Recorder, plan: Plan, family: Family) -> None:
     """The first time: the rules change how a pass is differentiated, and must not change what it computes."""
     if family in _checked.setdefault(recorder, set()):
         return
-    ruled = plan.values
+    ruled = plan.values.flatten()
     real = recorder.run(plan.batch, plan.value, (), leaves=plan.leaves).value
     assert real is not None
     gap = float((ruled - real.flatten()).abs().max() / real.abs().max().clamp(min=1e-12))
-    if not gap <= TOLERANCE.get(real.dtype, 1e-4):
+    if not gap <= TOLERANCE.get(plan.subject.dtype, 1e-4):
         raise NoRule(f"its output changes by {gap:.1e} (relative) under {family.name}")
     _checked[recorder].add(family)
 

@@ -91,6 +91,8 @@ class Recorder:
         #: length and the hardware.
         self.tile_rows: int | None = None
         self.kernel: Kernel | None = None
+        #: The format of what the graph starts from: None for the model's own.
+        self.starts_in: torch.dtype | None = None
 
     def run(
         self,
@@ -204,10 +206,11 @@ class Recorder:
             stack.enter_context(hooks(ordered_gradients(self.model)))
             if looked_up:
                 words = {leaf: given[leaf].numel() for leaf in looked_up}
-                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), words, starts, others)))
+                stack.enter_context(hooks(_start_at_embeddings(self.lookups(), words, starts, others, self.starts_in)))
             for leaf in leaves:
                 if leaf in given and leaf not in looked_up:
-                    given[leaf] = starts[leaf] = _as_leaf(others.get(leaf, given[leaf]).to(given[leaf]))
+                    vector = others.get(leaf, given[leaf]).to(given[leaf])
+                    given[leaf] = starts[leaf] = _as_leaf(vector, self.starts_in)
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
             values = tiles is None or bool(asks & {"values", "output_projection"})
             calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent, tiles, values))
@@ -355,7 +358,11 @@ def _require_gradient(number: Tensor) -> None:
 
 
 def _start_at_embeddings(
-    lookups: Sequence[nn.Module], words: Mapping[str, int], starts: dict[str, Tensor], others: Mapping[str, Tensor]
+    lookups: Sequence[nn.Module],
+    words: Mapping[str, int],
+    starts: dict[str, Tensor],
+    others: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Make the word embeddings the start of the graph; positions and types are added after them.
 
@@ -370,11 +377,11 @@ def _start_at_embeddings(
         found = output.shape[:-1].numel()
         if found != words.get(leaf, found):
             raise Refusal(f"{words[leaf]} words are given as {leaf}, but {found} are looked up where these should be")
-        starts[leaf] = _as_leaf(others.get(leaf, output).to(output))
+        starts[leaf] = _as_leaf(others.get(leaf, output).to(output), dtype)
         return starts[leaf].clone()  # some models add positions to it in place (BLIP)
 
     return [module.register_forward_hook(start) for module in lookups]
 
 
-def _as_leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(torch.is_grad_enabled())
+def _as_leaf(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.detach().to(dtype, copy=True).requires_grad_(torch.is_grad_enabled())

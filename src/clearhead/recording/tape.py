@@ -91,8 +91,8 @@ class Call:
             attention_gradient=None if self.attention_gradient is None else self.attention_gradient[:, :, queries],
         )
 
-    def to(self, device: torch.device | str) -> "Call":
-        tensors = {name: part.to(device) for name, part in self.tensors()}
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Call":
+        tensors = {name: part.to(device, dtype) for name, part in self.tensors()}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -83,7 +83,7 @@ class Family:
     """
 
     name: ClassVar[str]
-    #: Whether its numbers are small or large beyond what float16 has.
+    #: Whether it amplifies rounding, so that its passes are made in float64, whatever format the model has.
     wide: ClassVar[bool] = False
     #: Operations beside `MOVES` that it leaves as they are.
     ordinary: ClassVar[frozenset[str]] = frozenset()

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from clearhead.recording.scope import hooks
 from clearhead.rules.family import Family, NoRule, active, flat
 from clearhead.rules.operators import KINDS, MOVES, PICKS, SAME
+from clearhead.rules.widening import mixed, widened
 
 
 class Rules(TorchFunctionMode):
@@ -32,6 +33,9 @@ class Rules(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
+        if self.family.wide and (parts or mixed(func, args, kwargs)):
+            func, args, kwargs = widened(func, args, kwargs)
+            parts = [part for part in flat((args, kwargs)) if active(part)] if parts else []
         if not parts:
             return func(*args, **kwargs)
         name = func.__name__

@@ -79,7 +79,9 @@ def _linear(mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tenso
         product = _product(mode, _named("matmul", lambda x, w: x @ w.mT), input, weight)
         return product if bias is None else _add(mode, torch.add, product, bias)
     x = mode.family.branched(input, mode.uses)
-    return mode.family.linear(lambda x: functional.linear(x, weight, bias), x, weight)
+    return mode.family.linear(
+        lambda x: functional.linear(x, weight.to(x), None if bias is None else bias.to(x)), x, weight
+    )
 
 
 @_kind(["addmm"])
@@ -90,7 +92,7 @@ def _addmm(
     if active(input) or active(mat2) or beta != 1 or alpha != 1:
         return _baddbmm(mode, func, input, mat1, mat2, beta=beta, alpha=alpha)
     x = mode.family.branched(mat1, mode.uses)
-    return mode.family.linear(lambda x: torch.addmm(input, x, mat2), x, mat2.T)
+    return mode.family.linear(lambda x: torch.addmm(input.to(x), x, mat2.to(x)), x, mat2.T)
 
 
 @_kind(["baddbmm"])
@@ -109,7 +111,7 @@ def _convolution(
     mode: Mode, func: Any, /, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     return mode.family.convolution(
-        lambda x: func(x, weight, bias, *args, **kwargs),
+        lambda x: func(x, weight.to(x), None if bias is None else bias.to(x), *args, **kwargs),
         lambda x, part: func(x, part, None, *args, **kwargs),
         input,
         weight,

@@ -14,6 +14,11 @@ The start is R = 1 at the target. Only what activates counts (α = 1, β = 0). T
     x to several operations                       x ⊙ Σ_i R_i / x: the sum, but for what is zero
 
 Divisions have the authors' stabiliser. Sums run over each sample; the authors' run over the whole batch.
+
+A sum a + b that all but cancels leaves R_a and R_b that are large, and hang on the last bits of a and b; so does the
+sign of ΣR_a, with which all of R_a turns. In float32, scores of the zoo's BERT (sentiment, 24 texts) were off by 0.003
+(median) to 0.7 of the largest, and those of a batch differed from single ones by up to 0.2. So all passes are made in
+float64 (`widening.py`), whatever the model's format: there, the two differ by 1e-9.
 """
 
 from collections.abc import Callable
@@ -79,7 +84,7 @@ class Relevance(Family):
     repeated: bool = False
 
     name: ClassVar[str] = "relevance propagation"
-    wide: ClassVar[bool] = True  # EPS is zero in float16
+    wide: ClassVar[bool] = True  # sums that all but cancel divide: what was 1e-7 of an activation may be all of a score
 
     @property
     def keeps_sums(self) -> bool:
@@ -105,7 +110,7 @@ class Relevance(Family):
 
     def linear(self, apply: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
         def rule(r: Tensor, x: Tensor) -> tuple[Tensor]:
-            found = self._activators(r, x, lambda x, w: x @ w.mT, lambda s, w: s @ w, weight)
+            found = self._activators(r, x, lambda x, w: x @ w.mT, lambda s, w: s @ w, weight.to(x))
             return (_scaled(found, divided(r.flatten(1).sum(1), found.flatten(1).sum(1))) if self.kept else found,)
 
         return ruled(apply, rule, x)
@@ -118,12 +123,13 @@ class Relevance(Family):
                 return _vjp(lambda x: map(x, w), x)[1](s)[0]
 
             if x.shape[1] != 3:  # no image; the authors' is that of orig in both families, where relevance doubles
-                return (self._activators(r, x, map, back, weight),)
+                return (self._activators(r, x, map, back, weight.to(x)),)
             inside = tuple(range(1, x.dim()))
             low, high = x.amin(inside, keepdim=True).expand_as(x), x.amax(inside, keepdim=True).expand_as(x)
-            more, less = weight.clamp(min=0), weight.clamp(max=0)
-            s = r / (map(x, weight) - map(low, more) - map(high, less) + EPS)
-            return (x * back(s, weight) - low * back(s, more) - high * back(s, less),)
+            whole = weight.to(x)
+            more, less = whole.clamp(min=0), whole.clamp(max=0)
+            s = r / (map(x, whole) - map(low, more) - map(high, less) + EPS)
+            return (x * back(s, whole) - low * back(s, more) - high * back(s, less),)
 
         return ruled(apply, rule, x)
 

@@ -1,0 +1,72 @@
+"""Writes docs/memory.md from what `memory_budget.py --keep` measured.
+
+python benchmarks/memory_page.py benchmarks/results/memory.jsonl
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from memory_budget import TOGETHER
+
+from clearhead.budget import bytes_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
+Row = dict[str, Any]
+
+INTRODUCTION = """# A memory budget
+
+`ex.explain(inputs, method, memory="2GiB")` (`--memory 2GiB`) keeps to what it is allowed: passes are cut into batches
+of as many rows as fit, by what the first ones were seen to take. The results are the same.
+
+Every method on {inputs} texts of 3 to {longest} words, `{model}`, `memory="{memory}"`. Each is a process of its own.
+**Peak** is the most that the process took by the system's account (RSS, MiB), with all that it held before it began
+(Python, torch, the model: **before**); the same without a budget beside it. **Difference** is the largest one of all
+scores with and without a budget, relative to the largest score. Methods have few steps and evaluations (`FEWER` and
+`FEWEST` in `benchmarks/memory_budget.py`): the budget is about what is held at a time, not about how often.
+
+The largest peak is **{peak:,.0f} MiB** of {budget:,.0f} allowed ({largest}); the largest difference is {gap:.0e}
+({least_equal}).
+"""
+
+
+def read(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def page(rows: list[Row]) -> str:
+    settings = {name: rows[0][name] for name in ("model", "inputs", "longest", "memory")}
+    compared = [row for row in rows if "gap" in row]
+    largest, least_equal = max(rows, key=lambda row: row["peak"]), max(compared, key=lambda row: row["gap"])
+    said = INTRODUCTION.format(
+        **settings,
+        peak=largest["peak"],
+        budget=bytes_of(settings["memory"]) / 2**20,
+        largest=named(largest),
+        gap=least_equal["gap"],
+        least_equal=named(least_equal),
+    )
+    lines = ["| method | before | peak | peak without a budget | difference |", "| --- | --- | --- | --- | --- |"]
+    for row in sorted(rows, key=lambda row: (row["method"] == TOGETHER, row["method"])):
+        cells = [f"{row[name]:,.0f}" if name in row else "–" for name in ("before", "peak", "peak without")]
+        gap = f"{row['gap']:.0e}" if "gap" in row else "–"
+        lines.append(f"| {' | '.join([named(row), *cells, gap])} |")
+    machines = dict.fromkeys(row["machine"] for row in rows)
+    made = "Made from `benchmarks/results/memory.jsonl` by `benchmarks/memory_page.py`."
+    return "\n".join([said, *lines, "", f"Measured on {'; '.join(machines)}. {made}", ""])
+
+
+def named(row: Row) -> str:
+    return row["method"] if row["method"] == TOGETHER else f"`{row['method']}`"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    PAGE.write_text(page(read(parser.parse_args().file)), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Operations in float64, whatever format a model has: for families of rules that amplify rounding (`Family.wide`).
+
+What depends on the input is in float64 from the start of the graph on; every number that an operation takes beside it
+goes to float64, too, and none that depends on the input goes back. Weights of linear maps do so where they are used
+(`operators.py`): else a graph would hold a copy of each.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.rules.family import active, flat
+
+WIDE = torch.float64
+#: Operations that say something about a tensor, or ask for something, and compute nothing.
+ABOUT = frozenset(("__get__", "__set__", "register_hook", "requires_grad_", "retain_grad"))
+#: Operations that take another tensor's format.
+ASIDE = frozenset(("to", "type_as", "copy_"))
+#: Operations that take the weights of a model.
+WEIGHING = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
+#: Operations that write into what they are called on, beside those whose names end with an underscore.
+WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+NARROWING = frozenset(("float", "half", "bfloat16"))
+
+
+def has_wide(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
+def mixed(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether something in float64 that does not depend on the input (zeros like what does) meets other formats."""
+    if func.__name__ in ABOUT | ASIDE:
+        return False
+    formats = {part.dtype for part in flat((args, kwargs)) if isinstance(part, Tensor) and part.is_floating_point()}
+    return WIDE in formats and len(formats) > 1
+
+
+def widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """An operation on something that depends on the input, and its arguments, in float64."""
+    name = func.__name__
+    if name in ABOUT or not has_wide(next(part.device for part in flat((args, kwargs)) if isinstance(part, Tensor))):
+        return func, args, kwargs
+    if name in NARROWING:
+        return Tensor.double, args[:1], {}
+    if name in WRITING or (name.endswith("_") and not name.endswith("__")):
+        own = args[0].dtype  # others may hold what is written into, too
+        return func, (args[0], *_in(own, args[1:])), _in(own, kwargs)
+    if name in WEIGHING and any(map(active, args)):
+        return func, tuple(_in(WIDE, part) if active(part) else part for part in args), kwargs
+    return func, _in(WIDE, args), _in(WIDE, kwargs)
+
+
+def _in(dtype: torch.dtype, part: Any) -> Any:
+    """Numbers, and what is said about their format, in arguments of any shape."""
+    if isinstance(part, Tensor):
+        return part.to(dtype) if part.is_floating_point() else part
+    if isinstance(part, torch.dtype):
+        return dtype if part.is_floating_point else part
+    if isinstance(part, dict):
+        return {name: _in(dtype, one) for name, one in part.items()}
+    if type(part) in (tuple, list):
+        return type(part)(_in(dtype, one) for one in part)
+    return part

@@ -1,0 +1,49 @@
+"""The page of known answers: what is measured anew takes the place of what was kept, and nothing else moves."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = Path(__file__).parents[2] / "packages" / "zoo" / "train"
+
+
+@pytest.fixture
+def known_answers(monkeypatch):
+    monkeypatch.syspath_prepend(str(TRAIN))
+    import known_answers
+
+    yield known_answers
+    sys.modules.pop("known_answers")
+
+
+def wrote(path: Path, where: str, values: dict[tuple[str, str], float]) -> Path:
+    """What truth.py writes, of one model: (method, example) → its figures."""
+    rows = [
+        {"model": "logic", "part": "text", "method": method, "example": example}
+        | {"figures": {"minimal precision": value, "minimal average precision": value / 2}}
+        for (method, example), value in values.items()
+    ]
+    path.write_text(json.dumps({"where": where, "rows": rows}), encoding="utf-8")
+    return path
+
+
+def test_a_method_that_is_measured_anew_takes_the_place_of_what_was_kept(known_answers, tmp_path: Path) -> None:
+    first = {("lrp", "a"): 0.25, ("lrp", "b"): 0.5, ("generic", "a"): 1.0, ("generic", "b"): 0.75, ("random", "a"): 0.1}
+    kept = tmp_path / "kept.json"
+    known_answers.write_kept(kept, known_answers.measured([wrote(tmp_path / "1.json", "a CPU, float32", first)]))
+    again = known_answers.measured(
+        [
+            wrote(tmp_path / "2.json", "a GPU, float32", {("lrp", "b"): 1.0, ("random", "a"): 0.1}),
+            wrote(tmp_path / "3.json", "a GPU, float32", {("lrp", "c"): 0.125}),
+        ]
+    )
+    known = known_answers.read_kept(kept) | again
+    known_answers.write_kept(kept, known)
+    assert known_answers.read_kept(kept) == known
+    (column,) = known_answers._columns("logic", known, "precision")
+    assert column.examples == ["a", "b", "c"]
+    assert column.values["lrp"][1:].tolist() == [1.0, 0.125]  # and no longer 0.25 on a
+    assert column.values["generic"][:2].tolist() == [1.0, 0.75]
+    assert known_answers.in_words(known) == "Measured on a GPU, float32; `generic` on a CPU, float32."
