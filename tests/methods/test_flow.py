@@ -14,6 +14,7 @@ import clearhead
 from clearhead.errors import CostWarning
 from clearhead.methods import Frame
 from clearhead.methods.flow import Between, Flow, flow, joined
+from clearhead.recording.tape import Call
 from tests import dual_models, joint_models, models
 from tests.methods import twins
 from tests.replicas.flow import graph, max_flow
@@ -100,6 +101,14 @@ def test_what_is_sure_is_never_too_much(seed: int) -> None:
     every = flow(given, torch.ones(6))
     sure = joined(given, two)
     assert (sure <= every + 1e-12).all() and not sure[[1, 2, 4, 5]].any()
+
+
+def test_rows_sum_to_one_in_float64_whatever_the_model_computes_in() -> None:
+    """Else upper and lower ends of a flow would miss each other by float32's rounding, and every problem be solved."""
+    one = Flow(frame=frame(7, 1))
+    attention = torch.softmax(torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0)), dim=-1)
+    one.visit(Call(0, "attention", attention=attention))
+    assert one.maps[0].dtype == torch.float64 and (one.maps[0].sum(-1) - 1).abs().max() < 1e-15
 
 
 def test_after_the_last_layer_alone_the_scores_are_the_same() -> None:

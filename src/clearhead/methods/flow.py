@@ -70,8 +70,9 @@ class Flow(Fold):
             )
 
     def visit(self, call: Call) -> None:
-        mixed = call.mean_attention + torch.eye(call.mean_attention.shape[-1]).to(call.mean_attention)
-        self.maps.append((mixed / mixed.sum(-1, keepdim=True)).double().cpu())
+        attention = call.mean_attention.double().cpu()  # before rows are divided: ends meet where their sums are one
+        mixed = attention + torch.eye(attention.shape[-1]).to(attention)
+        self.maps.append(mixed / mixed.sum(-1, keepdim=True))
 
     def finish(self, tape: Tape) -> Scores:
         layers = torch.stack(self.maps[::-1], dim=1)  # the first layer first
