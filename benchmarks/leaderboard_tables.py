@@ -117,9 +117,10 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         lines = lines_of(folder / model)
         if lines:
             rows = [row for line in lines for row in line["rows"]]
-            # refused on one device, a method may have been measured on another
+            # refused on one device, a method may have been measured on another, but by the same protocol
+            measured = {f"{row['protocol']}: {row['method']}" for row in rows}
             there = {row["method"] for row in rows}
-            refused = {w: why for line in lines for w, why in line["refused"].items() if _method(w) not in there}
+            refused = {what: why for line in lines for what, why in line["refused"].items() if what not in measured}
             about = {
                 name: " and ".join(sorted({line["about"][name] for line in lines}))
                 for name in ("versions", "device", "dtype", "data")
@@ -385,12 +386,18 @@ def _some(notes: Sequence[Mapping[str, float]], rows: int = 5) -> list[Mapping[s
 
 
 def _left_out(summary: Mapping[str, Any]) -> str:
-    """By reason: which method was not measured on which model."""
+    """By reason: which method was not measured on which model; by which protocols, where others measured it."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for model, one in summary["models"].items():
-        said = {**one["left_out"], **{_method(what): why for what, why in one["refused"].items()}}
-        for method, why in said.items():
+        for method, why in one["left_out"].items():
             reasons.setdefault((method, why), []).append(model)
+        measured = {method for table in one["tables"].values() for method in table["methods"]}
+        protocols: dict[tuple[str, str], list[str]] = {}
+        for what, why in one["refused"].items():
+            protocols.setdefault((_method(what), why), []).append(what.partition(": ")[0])
+        for (method, why), names in protocols.items():
+            where = f"{model} ({', '.join(names)})" if method in measured else model
+            reasons.setdefault((method, why), []).append(where)
     lines = [f"- `{method}` on {', '.join(models)}: {why}" for (method, why), models in sorted(reasons.items())]
     return "\n".join(["## Not measured", "", *lines])
 
@@ -419,7 +426,7 @@ def beside(before: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[st
         **before,
         "device": " and ".join(sorted({before["device"], new["device"]})),
         "seconds": round(before["seconds"] + new["seconds"], 1),
-        "refused": {what: why for what, why in before["refused"].items() if _method(what) not in measured},
+        "refused": {w: why for w, why in before["refused"].items() if _method(w) not in measured} | new["refused"],
         "left_out": {method: why for method, why in before["left_out"].items() if method not in measured},
         "tables": tables,
     }

@@ -46,6 +46,39 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
 
 
+def test_what_another_run_measured_is_taken_over(bench: Callable[..., Said], tmp_path: Path) -> None:
+    for name in ("saliency", "rollout"):
+        assert bench(*command(tmp_path / name, "--methods", name))[0] == 0
+    both = (
+        "--methods",
+        "saliency,rollout",
+        "--merge",
+        tmp_path / "saliency",
+        "--merge",
+        tmp_path / "rollout",
+        "--json",
+    )
+    code, out, _ = bench(*command(tmp_path / "both", *both))
+    assert code == 0 and (json.loads(out)["computed"], json.loads(out)["there_before"]) == (0, 1)
+    assert bench(*command(tmp_path / "whole", "--methods", "saliency,rollout"))[0] == 0
+    assert (tmp_path / "both/table.parquet").read_bytes() == (tmp_path / "whole/table.parquet").read_bytes()
+    code, _, said = bench(*command(tmp_path / "both", "--merge", tmp_path / "nothing"))
+    assert code == 2 and "holds no benchmark run" in said
+
+
+def test_a_reason_is_said_once_for_all_methods(bench: Callable[..., Said], tmp_path: Path) -> None:
+    more = ("--methods", "saliency", "--protocols", "label-randomisation")
+    code, out, _ = bench(*command(tmp_path / "run", *more))
+    assert code == 0 and out.count("not measured") == 1
+    assert "not measured: label-randomisation: position, random, saliency: label-randomisation needs the model" in out
+
+
+def test_an_empty_list_of_examples_is_refused(bench: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_text("\n")
+    code, _, said = bench(*command(tmp_path / "run", "--indices", tmp_path / "none.txt"))
+    assert code == 2 and "is empty: list the numbers of examples" in said
+
+
 def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
     code, out, _ = bench(*command(tmp_path / "run", *more))

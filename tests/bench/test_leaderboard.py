@@ -92,6 +92,33 @@ def test_the_page_says_how_many_and_why_not(tables: ModuleType, tmp_path: Path) 
     assert "`kernel-shap` on rationale: left out: it takes longer" in page
 
 
+def test_a_reason_stays_where_another_protocol_measured_the_method(tables: ModuleType, tmp_path: Path) -> None:
+    at = tmp_path / "rationale"
+    at.mkdir()
+    rows = rows_of("lime", EXAMPLES, 0.1) + rows_of("random", EXAMPLES, 0)
+    why = {
+        "perturb-text: lime": "no mask",
+        "subsets: lime": "no mask",
+        "eraser: lime": "on the GPU",
+        "eraser: tam": "no rule",
+    }
+    (at / "0-of-1.jsonl").write_text(line("a", rows, "GPU", why))
+    summary = tables.summarised(tmp_path)
+    assert summary["models"]["rationale"]["refused"] == {
+        "perturb-text: lime": "no mask",
+        "subsets: lime": "no mask",
+        "eraser: tam": "no rule",
+    }
+    page = tables.page(summary, "")
+    assert "`lime` on rationale (perturb-text, subsets): no mask" in page and "on the GPU" not in page
+    assert "`tam` on rationale: no rule" in page
+    later = tmp_path / "later" / "rationale"
+    later.mkdir(parents=True)
+    (later / "tam-0-of-1.jsonl").write_text(line("b/0/tam", rows_of("tam", EXAMPLES, 0), "CPU", {"subsets: tam": "no"}))
+    made = tables.beside(summary["models"]["rationale"], tables.summarised(tmp_path / "later")["models"]["rationale"])
+    assert made["refused"] == {"perturb-text: lime": "no mask", "subsets: lime": "no mask", "subsets: tam": "no"}
+
+
 def test_orders_are_compared_among_well_measured_methods(tables: ModuleType, tmp_path: Path) -> None:
     rows = {"rationale": {"values": {}}}
     good = {f"m{n}": dict.fromkeys(EXAMPLES, n / 10) for n in range(5)}

@@ -1,11 +1,13 @@
 """Intervals cover, corrections equal their definition, ties are ties."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from clearhead.bench.protocol import Measurement
-from clearhead.bench.statistics import differences, examples_needed, holm, interval, paired, ranks
+from clearhead.bench.statistics import differences, examples_needed, holm, interval, paired, ranks, signed_rank
 from clearhead.bench.tables import Column, agreement_of_parts, columns, markdown
 from clearhead.errors import InputError
 
@@ -47,16 +49,39 @@ def test_holm_equals_its_definition() -> None:
 
 def test_pairs_are_tested_as_scipy_does_and_the_effect_is_in_standard_deviations() -> None:
     rng = np.random.default_rng(1)
-    a = rng.normal(size=50)
-    b = a + rng.normal(0.4, 0.5, size=50)
+    a = rng.normal(size=60)
+    b = a + rng.normal(0.4, 0.5, size=60)
     own, p, effect = paired(a, b)
     assert p == pytest.approx(stats.wilcoxon(a, b, zero_method="pratt", correction=True, method="approx").pvalue)
     assert effect == pytest.approx((a - b).mean() / (a - b).std(ddof=1)) and effect < 0
-    assert len(own) == 50
+    assert len(own) == 60
+    assert paired(a[:20], b[:20])[1] == pytest.approx(stats.wilcoxon(a[:20], b[:20], method="exact").pvalue)
     assert paired(a, a)[1:] == (1.0, 0.0)
     shared = b.copy()
     shared[:10] = np.nan
-    assert len(paired(a, shared)[0]) == 40
+    assert len(paired(a, shared)[0]) == 50
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_pairs_are_tested_exactly_with_ties_and_zeros(seed: int) -> None:
+    """Against every way of giving the differences signs."""
+    given = np.random.default_rng(seed).integers(-2, 4, size=9).astype(float)
+    sizes = np.abs(given)
+    order = [1 + sum(other < own for other in sizes) + (sum(other == own for other in sizes) - 1) / 2 for own in sizes]
+    above = sum(rank for rank, own in zip(order, given, strict=True) if own > 0)
+    sums = [
+        sum(rank for rank, own, up in zip(order, given, signs, strict=True) if own and up)
+        for signs in product((False, True), repeat=9)
+    ]
+    as_low, as_high = np.mean([one <= above for one in sums]), np.mean([one >= above for one in sums])
+    assert signed_rank(given) == pytest.approx(min(1.0, 2 * min(as_low, as_high)))
+
+
+def test_eighteen_examples_that_agree_tell_one_of_thirty_methods_apart() -> None:
+    """465 pairs: the normal approximation's least p of 18, 2e-4, would never do."""
+    rng = np.random.default_rng(5)
+    values = {f"m{n}": rng.normal(0, 0.1, size=18) for n in range(30)}
+    assert ranks({**values, "best": np.full(18, 3.0)})["best"] == "1"
 
 
 def test_so_many_more_examples_would_separate_them() -> None:

@@ -13,7 +13,8 @@ import torch
 import clearhead
 from clearhead.errors import CostWarning
 from clearhead.methods import Frame
-from clearhead.methods.flow import Between, Flow, flow
+from clearhead.methods.flow import Between, Flow, flow, joined
+from clearhead.recording.tape import Call
 from tests import dual_models, joint_models, models
 from tests.methods import twins
 from tests.replicas.flow import graph, max_flow
@@ -78,6 +79,45 @@ def test_what_is_known_of_one_layer_less_saves_problems_and_changes_nothing(
     assert 0 < len(solved) < 4 * 25
 
 
+@pytest.mark.parametrize("layers", [4, 7])
+def test_halves_that_are_joined_save_problems_and_change_nothing(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly even attention, as in deep models with many units: what one row can get is bound at its ends."""
+    given, every, solved = mixed(layers, 12, seed=1, evenly=50), torch.ones(12), []
+    monkeypatch.setattr(Between, "most", _counting(Between.most, solved))
+    sure = joined(given, every)
+    assert len(solved) == 2 * 12
+    found = flow(given, every)
+    capacity = graph([2 * one[None].numpy() - np.eye(12) for one in given], None)
+    slow = np.array([[max_flow(capacity, 12 * layers + p, j) for j in range(12)] for p in range(12)])
+    assert twins.gap(found, slow) < 1e-10
+    assert (sure.numpy() <= slow + 1e-10).all()
+    if layers == 7:
+        assert len(solved) < 2 * 24 + 12 * 12 / 2  # most were known from the halves
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_sure_is_never_too_much(seed: int) -> None:
+    given, two = mixed(5, 6, seed), torch.tensor([1.0, 0, 0, 1.0, 0, 0])
+    every = flow(given, torch.ones(6))
+    sure = joined(given, two)
+    assert (sure <= every + 1e-12).all() and not sure[[1, 2, 4, 5]].any()
+
+
+def test_rows_sum_to_one_in_float64_whatever_the_model_computes_in() -> None:
+    """Else upper and lower ends of a flow would miss each other by float32's rounding, and every problem be solved."""
+    one = Flow(frame=frame(7, 1))
+    attention = torch.softmax(torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0)), dim=-1)
+    one.visit(Call(0, "attention", attention=attention))
+    assert one.maps[0].dtype == torch.float64 and (one.maps[0].sum(-1) - 1).abs().max() < 1e-15
+
+
+def test_after_the_last_layer_alone_the_scores_are_the_same() -> None:
+    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    whole, last = ex.explain(text, "flow"), ex.explain(text, clearhead.Method("flow", depths=False))
+    np.testing.assert_array_equal(whole.scores, last.scores)
+    assert whole.per_layer is not None and last.per_layer is None
+
+
 def _counting(function: Callable[..., float], calls: list[int]) -> Callable[..., float]:
     def counted(*args: Any) -> float:
         calls.append(1)
@@ -122,6 +162,8 @@ def test_says_what_it_costs_before_it_begins() -> None:
         Flow(frame=frame(197, 12))
     with pytest.warns(CostWarning, match=r"38,809 max-flow problems .* 28 min"):
         Flow(frame=frame(197, 12, rows=197))
+    with pytest.warns(CostWarning, match=r"394 max-flow problems .* 68 s"):
+        Flow(frame=frame(394, 12), depths=False)
 
 
 @pytest.mark.filterwarnings("error")

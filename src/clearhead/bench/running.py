@@ -130,6 +130,13 @@ class Run:
         self.store.write_table([key for key, _ in self.plan], {settings: set(self.methods) for settings in self.wanted})
         return report
 
+    def take(self, other: str | Path) -> int:
+        """Take over what another run has measured, whatever its methods and protocols; how many shards were new."""
+        theirs = Store(other)
+        theirs.about()  # refuses what is no run
+        self.store.open(self._about())
+        return self.store.merge(theirs)
+
     def measurements(self, settings: str) -> list[Measurement]:
         """The finished rows of one protocol, by its hash."""
         return [row.measurement for row in self.store.table() if row.settings == settings]

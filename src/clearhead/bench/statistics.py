@@ -6,6 +6,7 @@ Examples are the sample: two methods are compared on the examples that both expl
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +17,9 @@ from clearhead.errors import InputError
 RESAMPLES = 2000
 LEVEL = 0.95
 ALPHA = 0.05
+#: Up to so many pairs the signed-rank test is exact. The normal approximation of few is too careful where it counts: of
+#: 18 that all agree it makes p = 2e-4 and not 8e-6, and Holm's correction for 31 methods asks for 1e-4.
+EXACT = 50
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,39 @@ def paired(
     differences = differences[~np.isnan(differences)]
     if len(differences) < 2 or not differences.any():
         return differences, 1.0, 0.0
-    p = float(stats.wilcoxon(differences, zero_method="pratt", correction=True, method="approx").pvalue)
-    return differences, p, _effect(differences)
+    return differences, signed_rank(differences), _effect(differences)
+
+
+def signed_rank(differences: Float[np.ndarray, "pair"]) -> float:
+    """p of Wilcoxon's signed-rank test, two-sided; equal sizes share a rank, zeros have one and no sign (Pratt).
+
+    Were the methods alike, every difference could as well have the other sign: that gives the sum of the ranks of those
+    above zero its distribution, whatever the ties.
+
+    >>> signed_rank(np.array([0.3, 0.1, 0.2])), signed_rank(np.array([0.3, -0.1, 0.2, 0.0]))
+    (0.25, 0.5)
+    """
+    if len(differences) > EXACT:
+        return float(_approximate(differences[None])[0])
+    doubled = (2 * stats.rankdata(np.abs(differences))).astype(int)  # whole numbers, also where two share a rank
+    chance = _sums(tuple(sorted(doubled[differences != 0].tolist())))
+    above = doubled[differences > 0].sum()
+    return float(min(1.0, 2 * min(chance[: above + 1].sum(), chance[above:].sum())))
+
+
+@lru_cache(maxsize=256)
+def _sums(ranks: tuple[int, ...]) -> Float[np.ndarray, "sum"]:
+    """How likely each sum of these is, if each is in it or not by the toss of a coin."""
+    chance = np.ones(1)
+    for rank in ranks:
+        chance = (np.pad(chance, (0, rank)) + np.pad(chance, (rank, 0))) / 2
+    return chance
+
+
+def _approximate(differences: Float[np.ndarray, "row pair"]) -> Float[np.ndarray, "row"]:
+    """The same for many rows, by the normal distribution with its correction for continuity."""
+    tested = stats.wilcoxon(differences, axis=1, zero_method="pratt", correction=True, method="approx")
+    return np.asarray(tested.pvalue)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -175,14 +210,14 @@ def _tested(
 def _paired_at_once(
     values: Mapping[str, Float[np.ndarray, "example"]], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[Float[np.ndarray, "pair"], float, float]]:
-    """`paired` for every pair; in one call of scipy's where no example is missing, which is many times as fast."""
+    """`paired` for every pair; in one call of scipy's where there are many examples of all: many times as fast."""
     matrix = np.array([np.asarray(values[a], dtype=float) - np.asarray(values[b], dtype=float) for a, b in pairs])
-    if matrix.ndim != 2 or matrix.shape[1] < 2 or np.isnan(matrix).any():
+    if matrix.ndim != 2 or matrix.shape[1] <= EXACT or np.isnan(matrix).any():
         return [paired(values[a], values[b]) for a, b in pairs]
     moves = matrix.any(1)
     p = np.ones(len(pairs))
     if moves.any():
-        p[moves] = stats.wilcoxon(matrix[moves], axis=1, zero_method="pratt", correction=True, method="approx").pvalue
+        p[moves] = _approximate(matrix[moves])
     return [(row, float(own), _effect(row) if row.any() else 0.0) for row, own in zip(matrix, p, strict=True)]
 
 

@@ -1,5 +1,6 @@
 """Tables of methods × models from measurements: means with intervals, ranks only where the examples decide them."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,17 +77,22 @@ def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
 def plain(by_method: Mapping[str, Mapping[str, float]]) -> str:
     """Methods × figures that have no interval, the last figure's largest first.
 
-    >>> print(plain({"a": {"mIoU": 0.5}, "b": {"mIoU": 0.75}}))
-    | method | mIoU |
-    | --- | --- |
-    | b | 0.750 |
-    | a | 0.500 |
+    >>> print(plain({"a": {"AP large": math.nan, "mIoU": 0.5}, "b": {"AP large": math.nan, "mIoU": 0.75}}))
+    | method | AP large | mIoU |
+    | --- | --- | --- |
+    | b | – | 0.750 |
+    | a | – | 0.500 |
     """
     figures = list(next(iter(by_method.values())))
     lines = [f"| method | {' | '.join(figures)} |", "| --- |" + " --- |" * len(figures)]
     for method, own in sorted(by_method.items(), key=lambda one: (-one[1][figures[-1]], one[0])):
-        lines.append(f"| {method} | {' | '.join(f'{own[figure]:.3f}' for figure in figures)} |")
+        lines.append(f"| {method} | {' | '.join(_figure(own[figure]) for figure in figures)} |")
     return "\n".join(lines)
+
+
+def _figure(value: float) -> str:
+    """Nothing to measure, as the AP of large objects where there is none, is no number."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 def ordered(methods: Sequence[str], shown: Sequence[Mapping[str, Interval]], smaller_is_better: bool) -> list[str]:

@@ -58,6 +58,10 @@ def bench(
     indices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
     ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Take over what another run has measured first; may be given again."),
+    ] = None,
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="local, processes on this machine, or ray, here or on a cluster.")
     ] = "local",
@@ -114,6 +118,8 @@ def bench(
         keep=keep,
     )
     run = Run(job, out)
+    for other in merge or []:
+        run.take(other)
     with put.waiting("planning"):
         cost = run.cost()
         expected = predicting.predicted(run, 1 if engine == "local" else workers)
@@ -170,9 +176,12 @@ def report(
 
 def _numbers(path: Path) -> tuple[int, ...]:
     try:
-        return tuple(int(line) for line in path.read_text(encoding="utf-8").split())
+        found = tuple(int(line) for line in path.read_text(encoding="utf-8").split())
     except (OSError, ValueError) as problem:
         raise InputError(f"{str(path)!r} does not list numbers, one a line ({problem})") from None
+    if not found:
+        raise InputError(f"{str(path)!r} is empty: list the numbers of examples (from 0), one a line")
+    return found
 
 
 def _show(run: "Run") -> None:
@@ -189,6 +198,10 @@ def _show(run: "Run") -> None:
                 print(f"\n{one} and {other} put methods in one order: Kendall's tau-b {tau:.2f}")
         for part, by_method in section.overall().items():
             print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
+    reasons: dict[tuple[str, str], list[str]] = {}
     for what, why in sorted(run.refused().items()):
-        print(f"\nnot measured: {what}: {why}")
+        name, _, method = what.partition(": ")
+        reasons.setdefault((name, why), []).append(method)
+    for (name, why), methods in reasons.items():
+        print(f"\nnot measured: {name}: {', '.join(methods)}: {why}")
     print()

@@ -5,16 +5,19 @@
 in the graph of (L + 1) · n nodes whose edge from (l, i) to (l − 1, j) can carry Ã_l[i, j], with Ã_l = E_h A_l + I, rows
 divided by their sums, as in rollout. `per_layer[l]` is the same read-out taken after layer l. Each F_pj is a problem of
 its own, solved exactly by igraph (push–relabel): n of them for each row that is read and each layer after which it is
-read (all rows at once are read after the last layer alone). What would take long is said before it begins.
+read (all rows at once, or with depths=False, after the last layer alone). What would take long is said beforehand.
 
-Where most rows are read after every layer (a mean of units), many problems need no solving: flows may be mixed, so that
+Where many rows are read (a mean of units), many problems need no solving. F_pj ≤ min(1, Σ_i Ã_1[i, j]), and what surely
+gets through is known from smaller problems: flows may be mixed, and joined at a layer m of the middle, so that
 
-    Σ_k Ã_L[p, k] F′_kj  ≤  F_pj  ≤  min(1, Σ_i Ã_1[i, j]),     F′: after one layer less
+    F_pj  ≥  Σ_k Ã_L[p, k] F′_kj                     F′: after one layer less
+    F_pj  ≥  v_p + f_j − 1                           for any supply q of one in all at the units of layer m
 
-and where the two ends meet, that is the answer.
+with v_p what p can send into q, and f_j what j can get out of it. Where the ends meet, that is the answer.
 """
 
 import warnings
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -45,12 +48,15 @@ ROUNDING = 1e-12
     extra="flow",
 )
 class Flow(Fold):
+    """depths: read after every layer, too, and not after the last alone"""
+
+    depths: bool = True
+
     def begin(self) -> None:
         self.maps: list[Float[Tensor, "batch query key"]] = []
         rows = (self.frame.readout != 0).any(1).sum(-1).tolist()
         deep = len(self.frame.layers)
-        read = range(1, deep + 1) if self.frame.readout.shape[1] == 1 else [deep]
-        between = [depth - 2 for depth in read if depth > 2]  # layers of which each edge counts
+        between = [depth - 2 for depth in self._read(deep) if depth > 2]  # layers of which each edge counts
         lengths = self.frame.lengths.tolist()
         problems = [count * length * len(between) for count, length in zip(rows, lengths, strict=True)]
         work = sum(count * length**3 * sum(between) for count, length in zip(rows, lengths, strict=True))
@@ -64,14 +70,13 @@ class Flow(Fold):
             )
 
     def visit(self, call: Call) -> None:
-        mixed = call.mean_attention + torch.eye(call.mean_attention.shape[-1]).to(call.mean_attention)
-        self.maps.append((mixed / mixed.sum(-1, keepdim=True)).double().cpu())
+        attention = call.mean_attention.double().cpu()  # before rows are divided: ends meet where their sums are one
+        mixed = attention + torch.eye(attention.shape[-1]).to(attention)
+        self.maps.append(mixed / mixed.sum(-1, keepdim=True))
 
     def finish(self, tape: Tape) -> Scores:
         layers = torch.stack(self.maps[::-1], dim=1)  # the first layer first
-        readout = self.frame.readout
-        one_row = readout.shape[1] == 1
-        read = range(1, layers.shape[1] + 1) if one_row else [layers.shape[1]]
+        readout, read = self.frame.readout, self._read(layers.shape[1])
         found = torch.zeros(len(readout), len(read), *readout.shape[1:], dtype=torch.float64)
         for i, length in enumerate(self.frame.lengths.tolist()):
             weights = readout[i, :, :length].double().cpu()
@@ -80,7 +85,15 @@ class Flow(Fold):
                 before = flow(layers[i, :depth, :length, :length], _wanted(weights), before)
                 found[i, d, :, :length] = weights @ _divided(before)
         found = found.to(readout)
-        return Scores(found[:, -1], per_layer=found[:, :, 0] if one_row else None)
+        return Scores(found[:, -1], per_layer=found[:, :, 0] if self._every_depth else None)
+
+    @property
+    def _every_depth(self) -> bool:
+        return self.depths and self.frame.readout.shape[1] == 1
+
+    def _read(self, deep: int) -> range:
+        """After how many layers."""
+        return range(1 if self._every_depth else deep, deep + 1)
 
 
 def flow(
@@ -91,6 +104,7 @@ def flow(
     """The wanted rows of F; the others are zero. `before` is what was found after one layer less."""
     first, last, most = layers[0], layers[-1], Between(layers[1:-1]).most if len(layers) > 2 else None
     found = torch.zeros_like(first)
+    sure = joined(layers, wanted) if len(layers) > 3 and wanted.count_nonzero() > 2 else torch.zeros_like(first)
     for p in wanted.nonzero().flatten().tolist():
         if len(layers) == 1:
             found[p] = first[p]
@@ -98,9 +112,25 @@ def flow(
             found[p] = torch.minimum(last[p, :, None], first).sum(0)
         else:
             found[p] = first.sum(0).clamp(max=last[p].sum())
-            least = torch.zeros_like(found[p]) if before is None else last[p] @ before
+            least = sure[p] if before is None else torch.maximum(sure[p], last[p] @ before)
             for j in (found[p] - least > ROUNDING).nonzero().flatten().tolist():
                 found[p, j] = most(last[p], first[:, j])
+    return found
+
+
+def joined(layers: Float[Tensor, "layer unit unit"], wanted: Float[Tensor, "unit"]) -> Float[Tensor, "unit unit"]:
+    """What surely gets from the wanted rows to each unit: v_p + f_j − 1, by one problem for each row and each unit.
+
+    The supply q in the middle is what rollout brings there, in the mean of the wanted rows: each can send about that.
+    """
+    lower, upper = layers[: len(layers) // 2], layers[len(layers) // 2 :]
+    rows = wanted.nonzero().flatten().tolist()
+    supply = reduce(torch.matmul, upper.flip(0))[rows].mean(0)
+    send, get = Between(upper[:-1]).most, Between(lower[1:]).most
+    gets = layers.new_tensor([get(supply, into) for into in lower[0].T])
+    found = torch.zeros_like(layers[0])
+    for p in rows:
+        found[p] = (send(upper[-1, p], supply) + gets - supply.sum()).clamp(min=0)
     return found
 
 
