@@ -168,6 +168,31 @@ def test_heads_of_two_streams_are_chosen_by_name(page: Page) -> None:
     expect(heads).not_to_contain_text("look at 6")
 
 
+def test_words_and_regions_that_look_at_one_another(page: Page) -> None:
+    choose(page, "zoo:shapes-vqa")
+    explain(page)
+    page.get_by_role("button", name="Attention heads").click()
+    joined = page.locator("#head-view .ch-panel", has_text="Text and regions")
+    expect(joined).to_contain_text("the strongest link is", timeout=60_000)
+    joined.locator(".ch-ends").first.locator("li").nth(5).hover()
+    expect(page.locator("#head-view .ch-tip")).to_contain_text("looks at")
+    shares = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
+    lit = joined.locator(".ch-lit").evaluate_all(shares)
+    assert len(lit) == 8 and max(lit) > 2 * sorted(lit)[4] > 0
+    joined.get_by_role("button", name="Regions → text").click()
+    assert joined.locator(".ch-ends").first.locator("li").first.inner_text() == "region 0"
+
+
+def test_every_object_has_its_box_and_mask(page: Page) -> None:
+    choose(page, "zoo:shapes-detr")
+    page.get_by_label("use it").check()
+    explain(page)
+    page.locator("#view").get_by_role("button", name="Objects").click()
+    named = page.locator("#view .ch-overlay .ch-own:visible b").all_inner_texts()
+    assert named == ["triangle", "cross", "square", "circle"]
+    assert all("mask of" in said for said in page.locator("#view .ch-map figcaption").all_inner_texts())
+
+
 def test_one_head_of_a_long_text_is_whole(page: Page) -> None:
     fetched: list[str] = []
     page.on("request", lambda sent: fetched.append(sent.url) if "/api/heads/" in sent.url else None)

@@ -53,7 +53,8 @@ addEventListener("afterprint", () => opened.forEach((part) => { part.open = fals
 export const start = () => {
   for (const data of document.querySelectorAll("script.ch-data")) {
     const home = data.parentElement;
-    if (home.dataset.drawn || ("plots" in data.dataset && !probe)) continue; // of another cell, which brings what draws it
+    const drawable = { plots: probe, attention };
+    if (home.dataset.drawn || data.dataset.needs?.split(" ").some((name) => !drawable[name])) continue; // of another cell, which brings what draws it
     home.dataset.drawn = "yes";
     home.querySelector(".ch-plain")?.remove();
     const place = h("div");

@@ -1,20 +1,16 @@
 // Plots with axes: lines, bars, boxes and points, with their intervals. Every one is also a table of its figures.
 import { h, svg, folded, unpacked } from "./dom.js";
 import { isMissing, number, short } from "./format.js";
-import { themed } from "./colour.js";
+import { INKS, shade, themed } from "./colour.js";
 import { matrix } from "./matrix.js";
 import { smallMaps } from "./picture.js";
 import { intervals, table } from "./figures.js";
 
 const WIDE = 460, SMALL = 260, HIGH = 250, LEFT = 50, RIGHT = 12, TOP = 14, FOOT = 40;
-// Hues that differ in lightness, too, so that nobody has to tell them apart by hue alone: lightness, chroma, hue.
-const INKS = [[0, 0.15, 50], [-0.14, 0.14, 255], [0.05, 0.12, 165], [-0.2, 0.14, 330], [0.04, 0.1, 225], [-0.08, 0.16, 20], [0.02, 0.11, 110], [-0.16, 0.1, 290]];
+const BANDS = 8; // of more lines, intervals are under the pointer and in the table alone
 const DASHES = [null, "7 3", "2 3", "8 3 2 3"];
 
-const ink = (place, grey) => {
-  const [light, chroma, hue] = INKS[place % INKS.length], shade = (middle) => `oklch(${(middle + light).toFixed(2)} ${chroma} ${hue})`;
-  return grey ? "var(--faint)" : themed(shade(0.61), shade(0.76));
-};
+const ink = (place, grey) => (grey ? "var(--faint)" : themed(shade(place, 0.61), shade(place, 0.76)));
 const painted = (place, grey) => ({ style: { stroke: ink(place, grey), fill: ink(place, grey) } });
 
 // Round numbers from low to high.
@@ -92,7 +88,7 @@ export const curves = (given) => {
     const path = (points) => points.map(([a, b], place) => `${place ? "L" : "M"}${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("");
     const band = (line) => known(line).filter((i) => !isMissing(line.low[i]));
     return [
-      lines.map((line, place) => line.low && svg("path", { class: "ch-band", ...look(line, place), d: `${path(band(line).map((i) => [line.x[i], line.low[i]]))}${path(band(line).reverse().map((i) => [line.x[i], line.high[i]])).replace("M", "L")}Z` })),
+      lines.length <= BANDS && lines.map((line, place) => line.low && svg("path", { class: "ch-band", ...look(line, place), d: `${path(band(line).map((i) => [line.x[i], line.low[i]]))}${path(band(line).reverse().map((i) => [line.x[i], line.high[i]])).replace("M", "L")}Z` })),
       lines.map((line, place) => [svg("path", { class: "ch-line", ...look(line, place), d: path(known(line).map((i) => [line.x[i], line.y[i]])) }, svg("title", null, line.name)),
         dots && known(line).map((i) => shape(place, x(line.x[i]), y(line.y[i]), `${line.names?.[i] ?? `${line.name}, ${across ?? "x"} ${number(line.x[i], 3)}`}: ${spanned(line.y[i], line.low?.[i], line.high?.[i])}`, line.grey))])];
   });
@@ -170,7 +166,7 @@ export const map = (given) => {
   return h("figure", { class: "ch-curves ch-wide-map" }, title && h("figcaption", { class: "ch-label" }, title),
     matrix({ rows, columns, values, full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
       told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(values[row * columns.length + column], 3)]] }),
-    h("p", { class: "ch-note" }, [`${up} by ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
+    h("p", { class: "ch-note" }, [`rows: ${up}; columns: ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
 };
 
 // Maps over pictures, one beside the other; every one says where it is strongest.
