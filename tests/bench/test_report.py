@@ -116,7 +116,7 @@ def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
     store.write_table(["key"], {curve.hash: set(methods)})
     parts = [part for one in Page(page(Finished(tmp_path / "run"))).inputs for part in one["parts"]]
     table = next(part for part in parts if part["title"].startswith("Do the parts put methods in the same order?"))
-    assert table["rows"] == [["text/mask/positive", "text/pad/positive", "0.333"]]
+    assert table["rows"] == [["aopc, larger is better", "text/mask/positive", "text/pad/positive", "0.333"]]
 
 
 def test_latex_is_escaped_and_balanced(run: Finished) -> None:

@@ -175,7 +175,7 @@ def test_words_and_regions_that_look_at_one_another(page: Page) -> None:
     joined = page.locator("#head-view .ch-panel", has_text="Text and regions")
     expect(joined).to_contain_text("the strongest link is", timeout=60_000)
     joined.locator(".ch-ends").first.locator("li").nth(5).hover()
-    expect(page.locator("#head-view .ch-tip")).to_contain_text("looks at")
+    expect(page.locator(".ch-tip")).to_contain_text("looks at")
     shares = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
     lit = joined.locator(".ch-lit").evaluate_all(shares)
     assert len(lit) == 8 and max(lit) > 2 * sorted(lit)[4] > 0

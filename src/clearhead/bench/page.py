@@ -70,12 +70,14 @@ def _ranking(title: str, table: Table) -> Document:
 
 def _agreement(shown: Sequence[Table]) -> Iterator[Document]:
     """Whether the verdict depends on the part: on what stood where units were removed, or on the stream."""
-    for table in shown:
-        found = agreement_of_parts(table.columns)
-        if found:
-            rows = [[one, other, _number(tau)] for (one, other), tau in found.items()]
-            title = f"Do the parts put methods in the same order? {table.figure}, {table.better} is better"
-            yield _table(title, ["part", "another", "Kendall’s tau-b of the means"], rows)
+    rows = [
+        [f"{table.figure}, {table.better} is better", one, other, _number(tau)]
+        for table in shown
+        for (one, other), tau in agreement_of_parts(table.columns).items()
+    ]
+    if rows:
+        heads = ["figure", "part", "another", "Kendall’s tau-b of the means"]
+        yield _table("Do the parts put methods in the same order?", heads, rows)
 
 
 def _cell(found: Interval | None, rank: Any) -> Document | None:

@@ -8,6 +8,7 @@ import { matrix } from "./matrix.js";
 import { overTime, text } from "./text.js";
 import { overlay, regions, seen, smallMaps } from "./picture.js";
 
+const LONG = 100; // so many scores are printed only where they are unfolded
 const partOf = (card, stream) => card.explanation.parts?.[stream.stream] ?? card.explanation;
 const largest = (scores, special) => {
   const kept = scores.filter((score, place) => !special[place] && !isMissing(score)).map(Math.abs);
@@ -88,7 +89,7 @@ const drawStream = (document_, card, stream, state, point, titled, choose, rende
   const notes = [];
   if (stream.shape === "text" && scale.special.includes(true)) notes.push("underlined: special tokens, outside the scale");
   if (scale.scores.some(isMissing)) notes.push("hatched: no score");
-  if (scale.evidence?.length) notes.push("dotted line: what people marked");
+  if (scale.evidence?.length) notes.push("dotted line: marked as evidence");
   const level = stream.words && choice("Units", ["Tokens", "Words"], state.words ? 1 : 0, (words) => { state.words = words === 1; render(); });
   const place = drawPlace(document_, stream, scale, own, part, state, told, point);
   const overPicture = stream.shape === "grid" || stream.shape === "boxes";
@@ -125,7 +126,7 @@ const units = (part) => part.units.special.flatMap((special, place) => (special 
 const tellOf = (document_, card, stream, state, scale, unit) => {
   const lines = [[scale.labels[unit], number(scale.scores[unit], 5)]];
   if (scale.inside?.[unit]) lines.push([`in ${scale.inside[unit]}`, ""]);
-  if (scale.evidence?.includes(unit)) lines.push(["marked by people", ""]);
+  if (scale.evidence?.includes(unit)) lines.push(["marked as evidence", ""]);
   if (document_.cards.length > 1) for (const other of document_.cards) {
     if (other !== card) lines.push([other.title, number(scaleOf(other, stream, { ...state, step: null }).scores[unit], 3)]);
   }
@@ -152,7 +153,7 @@ const more = (document_, card, state) => {
   for (const stream of document_.streams) {
     const of = several ? ` of ${stream.stream}` : "", own = card.streams[stream.stream].arrays, part = partOf(card, stream);
     const count = part.scores.length, scale = () => scaleOf(card, stream, { step: null, words: state.words });
-    made.push(folded(count === 1 ? `The one score${of}` : `All ${count} scores${of}`, () => everyScore(scale())));
+    made.push(folded(count === 1 ? `The one score${of}` : `All ${count} scores${of}`, () => everyScore(scale()), count > LONG));
     if (own.matrix?.corner === "row") made.push(folded(`Row by row${of}`, () => named(own.matrix, stream, "The scores of each row", true)));
     if (own.layers) made.push(folded(`Layer by layer${of}`, () => layers(document_, own.layers, stream, part)));
     if (own.heads) made.push(folded(`Heads${of}`, () => heads(own.heads, stream, part)));

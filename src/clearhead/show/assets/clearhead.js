@@ -40,10 +40,10 @@ export const draw = (element, document_, options = {}) => {
   element.replaceChildren(view(document_, options));
 };
 
-// What is folded away is opened for printing.
+// What is folded away is opened for printing, but for lists that would fill pages.
 let opened = [];
 addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll(".clearhead details:not([open])")];
+  opened = [...document.querySelectorAll(".clearhead details:not([open], .ch-long)")];
   for (const part of opened) { part.fill?.(); part.open = true; }
   redraw();
 });
