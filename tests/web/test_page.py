@@ -277,9 +277,36 @@ def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) 
     damaged.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
     page.get_by_label("Open a saved result").set_input_files(damaged)
     expect(page.get_by_role("alert")).to_contain_text("not an explanation")
+    data = '<script type="application/json" class="ch-data">{}</script>'
+    for inside in ("{", '{"view":"input","version":1}', "<b>"):
+        spoilt = tmp_path / "spoilt.html"
+        spoilt.write_text(data.replace("{}", inside), encoding="utf-8")
+        page.get_by_label("Open a saved result").set_input_files(spoilt)
+        expect(page.get_by_role("alert")).to_contain_text(
+            "spoilt.html is no page that clearhead saved, or it is damaged"
+        )
+    expect(page.locator("#history li")).to_have_count(0)
     page.get_by_label("Text", exact=True).fill("   ")
     page.get_by_role("button", name="Explain", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("the text is empty")
+
+
+def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:
+    field = page.get_by_label("Text", exact=True)
+    field.fill("so boring")
+    field.focus()
+    page.evaluate(
+        """() => {
+            const held = new DataTransfer();
+            held.setData("text/plain", "word ".repeat(2_000_000));
+            const made = new ClipboardEvent("paste", { clipboardData: held, bubbles: true, cancelable: true });
+            return document.getElementById("text").dispatchEvent(made);
+        }"""
+    )
+    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, and 20,000 are the most")
+    assert field.input_value() == "so boring"
+    explain(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_hostile_text_is_shown_and_nothing_of_it_runs(page: Page) -> None:
