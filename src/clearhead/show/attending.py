@@ -73,6 +73,7 @@ def by_depth(view: "AttentionView") -> Figure:
         axes.imshow(rows, cmap="Blues", origin="lower", aspect="auto", vmin=0)
         axes.set_title(f"{kind}{read}", fontsize=8, color=_INK, parse_math=False)
         axes.set_ylabel("layer", fontsize=7, color=_SOFT)
+        axes.set_yticks(range(len(rows)), [str(layer) for layer in range(len(rows))], fontsize=7)
         _names(axes, view, "x")
     return figure
 
