@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -287,11 +287,14 @@ class Explanation:
 
         return latex(self, special)
 
-    def html(self, path: str | Path | None = None) -> str:
-        """One self-contained HTML page, written to `path` if given."""
+    def html(self, path: str | Path | None = None, evidence: Collection[int] | None = None) -> str:
+        """One self-contained HTML page, written to `path` if given.
+
+        evidence: the places of units that people marked, drawn under the text
+        """
         from clearhead.show.html import page
 
-        text = page([self])
+        text = page([self], evidence=evidence)
         if path is not None:
             with whole(path) as partial:
                 partial.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """The explanation of an input of several streams: a picture and a text, a source and what was said so far."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from clearhead.areas import Where
+    from clearhead.show.linking import Links
 
 SCHEMA = "clearhead/joint-explanation"
 VERSION = 1
@@ -155,11 +156,20 @@ class JointExplanation:
 
         return main_axes(plot(self, kind, **options))
 
-    def html(self, path: str | Path | None = None) -> str:
-        """One self-contained HTML page, written to `path` if given."""
+    def html(
+        self,
+        path: str | Path | None = None,
+        evidence: Collection[int] | None = None,
+        links: "Sequence[Links]" = (),
+    ) -> str:
+        """One self-contained HTML page, written to `path` if given.
+
+        evidence: the places of words that people marked, drawn under the text
+        links: which words look at which parts of the picture, as `clearhead.probes.links(ex, …)` finds them
+        """
         from clearhead.show.html import page
 
-        text = page([self])
+        text = page([self], evidence=evidence, links=links)
         if path is not None:
             with whole(path) as partial:
                 partial.write_text(text, encoding="utf-8")

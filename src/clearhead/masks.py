@@ -17,8 +17,25 @@ def mask_of(heat: Float[np.ndarray, "row column"], height: int, width: int) -> B
     low, high = values.min(), values.max()
     if low == high:
         return np.zeros((height, width), dtype=bool)
-    levels = ((values - low) / (high - low) * 255).astype(np.uint8)
+    levels = _levels(values, low, high)
     return levels > otsu(levels)
+
+
+def cut_of(heat: Float[np.ndarray, "row column"], height: int, width: int) -> float | None:
+    """The score from which on a pixel is in the mask; None of a flat heat map.
+
+    >>> cut_of(np.array([[0.0, 1.0], [0.0, 0.0]]), 2, 4)
+    0.25098039215686274
+    """
+    values = np.nan_to_num(upsampled(heat, height, width)).astype(float)
+    low, high = values.min(), values.max()
+    if low == high:
+        return None
+    return float(low + (otsu(_levels(values, low, high)) + 1) / 255 * (high - low))
+
+
+def _levels(values: Float[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
+    return ((values - low) / (high - low) * 255).astype(np.uint8)
 
 
 def otsu(levels: UInt8[np.ndarray, "..."]) -> int:

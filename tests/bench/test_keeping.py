@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench.data import DataSet, Example
+from clearhead.bench.data import Characters, DataSet, Example
 from clearhead.bench.keeping import FOLDER
 from clearhead.bench.page import page
 from clearhead.bench.planning import Job
@@ -42,6 +42,20 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     again = Run(JOB, tmp_path / "again", ex, data("bert/classify"))
     again()
     assert files(tmp_path / "again") == files(tmp_path / "run")  # same explanations, same bytes
+
+
+def test_what_people_marked_is_drawn_under_the_text(tmp_path: Path) -> None:
+    ex, texts = explainer("bert/classify"), inputs("bert/classify")
+    rows = [Example(f"e{i}", text, evidence=((Characters(0, len(text.split()[0])),),)) for i, text in enumerate(texts)]
+    Run(JOB, tmp_path / "run", ex, DataSet("mine", "all", "CC0", (), lambda: rows, lambda row: row))()
+    finished = Finished(tmp_path / "run")
+    marked = finished.marked({"e1"})
+    (kept,) = finished.kept({("e1", "saliency")}).values()
+    starts = [start for start, stop in kept.units.offsets if stop > start]
+    assert [kept.units.offsets[place][0] for place in marked["e1"]] == [
+        start for start in starts if start < len(texts[1].split()[0])
+    ]
+    assert '"evidence":[1' in page(finished).replace(" ", "")
 
 
 def test_explanations_can_be_asked_for_later(tmp_path: Path) -> None:

@@ -80,6 +80,10 @@ def test_the_page_is_whole_safe_and_says_everything(run: Finished) -> None:
     panels = [part for one in parsed.inputs for part in one["parts"] if part["view"] == "panel"]
     drawn = [line["name"] for panel in panels for curve in panel["parts"] for line in curve["lines"]]
     assert len(drawn) == 3 * 2  # a line for each method in each of two curves
+    lines = [line for panel in panels for curve in panel["parts"] for line in curve["lines"]]
+    for one in lines:
+        assert all(low <= mean <= high for low, mean, high in zip(one["low"], one["y"], one["high"], strict=True))
+    assert any(low < high for one in lines for low, high in zip(one["low"], one["high"], strict=True))
     every = [part for one in parsed.inputs for part in one["parts"]]
     best = next(part for part in every if part["title"] == "aopc, larger is better")["rows"][0]
     assert best["name"] == EVIL and best["cells"][0]["said"][0] == "0.310"
@@ -90,8 +94,9 @@ def test_the_examples_where_methods_disagree_most_come_first(run: Finished) -> N
     first = section.disputes("aopc")[0]
     assert (first.example, first.best, first.worst[0]) == ("e2", (EVIL, 0.9), "generic")
     assert {one.example for one in section.correct} == {"e1", "e2", "e3"}
-    (_, ups), *_ = section.curves()["text/mask/positive: probability by fraction"].values()
-    assert ups == pytest.approx([1.0, np.mean([0.0, 0.1, 0.2, 0.3])])
+    curve = next(one for one in section.curves() if (one.part, one.up) == ("text/mask/positive", "probability"))
+    values = next(iter(curve.values.values()))
+    assert values.mean(0) == pytest.approx([1.0, np.mean([0.0, 0.1, 0.2, 0.3])])
 
 
 def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
     store.write_table(["key"], {curve.hash: set(methods)})
     parts = [part for one in Page(page(Finished(tmp_path / "run"))).inputs for part in one["parts"]]
     table = next(part for part in parts if part["title"].startswith("Do the parts put methods in the same order?"))
-    assert table["rows"] == [["text/mask/positive", "text/pad/positive", "0.333"]]
+    assert table["rows"] == [["aopc, larger is better", "text/mask/positive", "text/pad/positive", "0.333"]]
 
 
 def test_latex_is_escaped_and_balanced(run: Finished) -> None:

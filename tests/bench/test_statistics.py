@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from clearhead.bench.protocol import Measurement
-from clearhead.bench.statistics import differences, examples_needed, holm, interval, paired, ranks, signed_rank
+from clearhead.bench.statistics import band, differences, examples_needed, holm, interval, paired, ranks, signed_rank
 from clearhead.bench.tables import Column, agreement_of_parts, columns, markdown
 from clearhead.errors import InputError
 
@@ -135,3 +135,12 @@ def test_fills_agree_as_far_as_they_order_methods_alike() -> None:
     found = agreement_of_parts(table)
     assert found["black", "blur"] == pytest.approx(1 / 3) and found["black", "mean"] == -1
     assert found["blur", "mean"] == pytest.approx(-1 / 3)
+
+
+def test_the_band_of_a_curve_is_the_interval_of_each_of_its_points() -> None:
+    values = np.random.default_rng(5).normal(size=(40, 3)) * [0.1, 1.0, 3.0] + [1.0, 0.0, -1.0]
+    low, high = band(values, resamples=20_000)
+    for point in range(3):
+        alone = interval(values[:, point], resamples=20_000)
+        width = alone.high - alone.low
+        assert (low[point], high[point]) == pytest.approx((alone.low, alone.high), abs=0.03 * width)

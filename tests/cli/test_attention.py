@@ -48,3 +48,47 @@ def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: 
 
 def test_a_head_that_is_not_there(refused, bert: Path, tmp_path: Path) -> None:
     assert "there is no head 9 in layer 0" in refused("attention", "So", "-m", bert, "--head", "0.9", "--out", tmp_path)
+
+
+def test_every_stream_of_a_model_with_several(clearhead: Clearhead, tmp_path: Path) -> None:
+    pytest.importorskip("clearhead_zoo")
+    out = tmp_path / "maps"
+    said = clearhead("attention", "phone", "-m", "zoo:spell", "--out", out, "--json")
+    assert said.code == 0, said.err
+    assert list(said.json["maps"]) == ["source", "prefix", "prefix → source"]
+    drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
+    every = {f"{name}/{kind}.png" for name in ("source", "prefix") for kind in ("overview", "depth", "graph")}
+    assert drawn == every | {"prefix-to-source/overview.png", "prefix-to-source/depth.png"}
+    assert "Who looks at whom" in (out / "attention.html").read_text("utf-8")
+
+
+def test_one_stream_alone_is_the_same_map(clearhead: Clearhead, tmp_path: Path) -> None:
+    pytest.importorskip("clearhead_zoo")
+    every = clearhead("attention", "phone", "-m", "zoo:spell", "--json").json["maps"]
+    out = tmp_path / "one"
+    arguments = ("--stream", "prefix->source", "--head", "1.0", "--out", out, "--json")
+    said = clearhead("attention", "phone", "-m", "zoo:spell", *arguments)
+    assert said.json == every["prefix → source"] and said.json["keys"] == [*"phone", "</s>"]
+    assert sorted(path.name for path in out.glob("*.png")) == ["depth.png", "maps.png", "overview.png"]
+
+
+def test_words_and_regions_of_a_ready_example(clearhead: Clearhead) -> None:
+    pytest.importorskip("clearhead_zoo")
+    said = clearhead("attention", "-m", "zoo:shapes-vqa", "--example", "3", "--stream", "text → regions", "--json")
+    assert said.code == 0, said.err
+    assert np.allclose(np.array(said.json["attention"]).sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--stream", "nothing"), "prefix → source"),
+        (("--head", "0.0", "--out", "x"), "say which with --stream"),
+        (("--stream", "source", "--candidates", "a,b"), "leave out --stream"),
+        (("--candidates", "a,b"), "models of which one row is read"),
+        (("--example", "3"), "--example is an input of its own"),
+    ],
+)
+def test_bad_requests_of_several_streams(refused, arguments: tuple[object, ...], said: str) -> None:
+    pytest.importorskip("clearhead_zoo")
+    assert said in refused("attention", "phone", "-m", "zoo:spell", *arguments)

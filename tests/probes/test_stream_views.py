@@ -45,7 +45,9 @@ def test_an_encoder_decoder_has_three_maps_and_they_are_the_tapes():
     assert cross.keys == found["source"].tokens and len(cross.tokens) == cross.attention.shape[2]
     with pytest.raises(InputError, match="map"):
         found["nothing"]
-    assert len(attending.by_depth(cross).axes[0].get_xticks()) == len(cross.keys)
+    axes = attending.by_depth(cross).axes[0]
+    assert len(axes.get_xticks()) == len(cross.keys) and list(axes.get_yticks()) == [0, 1, 2]  # a tick for each layer
+    assert "nan" not in said(found)  # there are no distances between streams
     with pytest.raises(InputError, match="look at another stream"):
         attending.graph(cross)
 

@@ -42,7 +42,8 @@ def every_fold(page: Opened) -> None:
 
 def linked(joint: Any) -> str:
     weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
-    return html.alone(documents.whole_page([document(joint, links=Links("text", "regions", weights))], "Why?"))
+    both = (Links("text", "regions", weights), Links("regions", "text", weights.T))
+    return html.alone(documents.whole_page([document(joint, links=both)], "Why?"))
 
 
 def ranked() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead import Comparison, Explanation
+from clearhead.masks import mask_of
 from clearhead.show import bundle, html, wording
 from clearhead.show.documents import document
 from clearhead.show.layout import name
@@ -110,6 +111,13 @@ class TestText:
         page.get_by_role("button", name="Ranked").click()
         first = table.locator("bdi").first.inner_text()
         assert first == name(explanation.top(1)[0][0])
+        page.get_by_role("button", name="By size").click()
+        kept = explanation.units.drop_special()
+        largest = kept[np.argsort(-np.abs(explanation.scores[kept]), kind="stable")]
+        wanted = [name(explanation.units.names[place]) for place in largest]
+        assert table.locator("th > bdi:first-child").all_inner_texts()[: len(wanted)] == wanted
+        strongest = page.locator(".ch-scores", has_text="Strongest units").locator("th > bdi:first-child")
+        assert strongest.all_inner_texts() == wanted[:6]
 
     def test_the_pointer_and_the_keyboard_say_what_each_method_gives(
         self, opened: Open, text: dict[str, Explanation]
@@ -177,7 +185,7 @@ class TestPictures:
 
     def test_a_chosen_object_has_its_own_map_and_box(self, opened: Open) -> None:
         page = opened(html.page([every()["objects"]]))
-        boxes, count = page.locator(".ch-overlay .ch-box"), len(every()["objects"].steps or ())
+        boxes, count = page.locator(".ch-overlay .ch-box:visible"), len(every()["objects"].steps or ())
         pixels = "(heat) => heat.getContext('2d').getImageData(0, 0, heat.width, heat.height).data.join()"
         whole = page.locator(".ch-overlay .ch-heat").evaluate(pixels)
         assert boxes.count() == count
@@ -200,6 +208,33 @@ def test_a_word_lights_up_the_regions_that_it_looks_at(opened: Open) -> None:
     weights = np.random.default_rng(0).uniform(size=(len(joint["text"]), len(joint["regions"])))
     lit = page.locator(".ch-lit").evaluate_all("(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))")
     assert lit == pytest.approx((weights[2] / weights.max()).tolist(), rel=1e-5)
+    page.get_by_role("button", name="Regions → text").click()
+    page.locator(".ch-lit").nth(1).dispatch_event("pointerenter")  # another one lies over it
+    assert page.locator(".ch-on").inner_text() == "region 1"
+    best = joint["text"].units.names[int(weights[:, 1].argmax())]
+    assert best in page.locator(".ch-tip p").nth(1).inner_text()
+
+
+def test_every_object_has_its_box_and_its_mask(opened: Open) -> None:
+    """The renderer cuts scores where `Explanation.mask` cuts them: pixels of its canvas against the mask's."""
+    objects = every()["objects"]
+    page = opened(html.page([objects]))
+    assert page.locator(".ch-map .ch-own").count() == len(objects.steps)
+    for step, said in enumerate(page.locator(".ch-map figcaption").all_inner_texts()):
+        assert f"{objects.steps[step]}, mask of " in said
+    page.get_by_role("button", name="Objects").click()
+    boxes = page.locator(".ch-overlay .ch-own:visible b").all_inner_texts()
+    assert boxes == [label for label, _ in wording.boxes(objects).values()]
+    page.locator(".ch-chip").nth(1).click()
+    assert page.locator(".ch-overlay .ch-own:visible").count() == 1
+    alpha = page.locator(".ch-overlay canvas").evaluate(
+        "(drawn) => { const data = drawn.getContext('2d').getImageData(0, 0, drawn.width, drawn.height).data;"
+        " return [drawn.height, drawn.width, Array.from(data.filter((_, at) => at % 4 === 3))]; }"
+    )
+    height, width, opacity = alpha
+    inside = np.array(opacity).reshape(height, width) > 0
+    wanted = mask_of(objects["image"].step(1).heat_map(), height, width)
+    assert wanted.any() and (inside != wanted).mean() < 0.02  # an edge of a pixel: it is cut at the picture's size
 
 
 class TestAttention:

@@ -10,6 +10,7 @@ import pytest
 
 from clearhead import Comparison, Explanation, InputError, JointExplanation, aggregate, from_dict
 from clearhead.bench.statistics import Interval
+from clearhead.probes import links
 from clearhead.probes.patterns import READINGS
 from clearhead.probes.results import Finding, ProbeResult
 from clearhead.probes.stream_views import StreamsView
@@ -19,11 +20,10 @@ from clearhead.show.attention import BUDGET, LINKS, SMALL, pooled
 from clearhead.show.documents import document, labelled, whole_page
 from clearhead.show.html import alone
 from clearhead.show.layout import name
-from clearhead.show.linking import Links
 from clearhead.show.packing import EXACT, packed, quantised
-from tests import joint_models
+from tests import dual_models, joint_models
 from tests.show.conftest import made
-from tests.show.streams import STEPS, TEXT, every, frames
+from tests.show.streams import STEPS, TEXT, every, frames, picture
 
 RESULTS = every()
 
@@ -190,18 +190,33 @@ class TestPacking:
 
 
 class TestLinks:
-    def test_words_look_at_regions(self) -> None:
+    def test_words_and_regions_look_at_one_another(self) -> None:
         lxmert = joint_models.explainer("lxmert")
         given = {"text": TEXT, "regions": joint_models.regions(4)}
-        tape = lxmert.record(**given, asks="attention")
-        links = Links.of(tape, "text", "regions")
+        to, back = links(lxmert, **given)
         e = lxmert.explain(**given)
-        assert links.weights.shape == (len(e["text"]), len(e["regions"]))
-        calls = [c for c in tape.calls if (c.query_stream, c.key_stream) == ("text", "regions")]
-        assert links.weights[1, 2] == pytest.approx(np.mean([float(c.attention[0, :, 1, 2].mean()) for c in calls]))  # type: ignore[index]
-        assert document(e, links=links)["links"]["from"] == "text"
-        with pytest.raises(InputError, match="text does not look at audio in this tape: there, "):
-            Links.of(tape, "text", "audio")
+        assert to.weights.shape == back.weights.T.shape == (len(e["text"]), len(e["regions"]))
+        tape = lxmert.record(**given, asks="attention")
+        for one, ends in ((to, ("text", "regions")), (back, ("regions", "text"))):
+            calls = [c for c in tape.calls if (c.query_stream, c.key_stream) == ends]
+            assert one.weights[1, 2] == pytest.approx(np.mean([float(c.attention[0, :, 1, 2].mean()) for c in calls]))  # type: ignore[index]
+        made = document(e, links=(to, back))["links"]
+        assert [(way["from"], way["to"]) for way in made["ways"]] == [("text", "regions"), ("regions", "text")]
+        assert len(made["ends"]["regions"]["boxes"]) == 4 and len(made["ends"]["text"]["labels"]) == len(e["text"])
+        assert document(e)["links"] is None
+
+    def test_of_one_sequence_each_stream_has_its_own_places(self) -> None:
+        vilt, (given, *_) = joint_models.explainer("vilt"), joint_models.inputs("vilt")
+        to, back = links(vilt, **given)
+        e = vilt.explain(**given)
+        words, patches = len(e["text"]), len(e["image"])
+        calls = [call.attention[0].mean(0) for call in vilt.record(**given, asks="attention").calls]  # type: ignore[index]
+        whole = np.mean([call.detach().numpy() for call in calls], axis=0)
+        assert to.weights == pytest.approx(whole[:words, words : words + patches])
+        assert back.weights == pytest.approx(whole[words : words + patches, :words])
+
+    def test_there_are_none_where_neither_looks_at_the_other(self) -> None:
+        assert links(dual_models.explainer("clip"), text=TEXT, image=picture()) == ()
 
 
 class TestAttention:

@@ -152,7 +152,7 @@ class TestWording:
         assert said["text and picture"].startswith(f"cosine with “{TEXT}” = ")
         assert said["text and picture"].endswith("how alike the two are")
         assert said["one object"].endswith("what is found by query 2")
-        assert said["objects"].endswith("the sum of 5 steps")
+        assert said["objects"].endswith("the sum of 5 objects")
         assert wording.predictions(RESULTS["objects"])[0][1] is not None
 
     def test_a_long_answer_is_shortened(self) -> None:

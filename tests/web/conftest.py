@@ -19,7 +19,7 @@ from PIL import Image
 import clearhead
 from clearhead.web import Limits, make_app
 
-MODELS = ["zoo:sentiment", "zoo:pets", "zoo:spell", "zoo:pets-clip", "zoo:shapes-detr"]
+MODELS = ["zoo:sentiment", "zoo:pets", "zoo:spell", "zoo:pets-clip", "zoo:shapes-detr", "zoo:shapes-vqa"]
 
 
 @contextmanager

@@ -161,7 +161,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"text": " \n\t "}, "the text is empty"),
     ({"text": 5}, "text: Input should be a valid string"),
     ({"text": ["a"]}, "text: Input should be a valid string"),
-    ({"text": None}, "text is missing"),
+    ({"text": None}, "give it a text"),
     ({"model": "/etc/passwd", "text": "x"}, "unknown model"),
     ({"model": "zoo:logic", "text": "x"}, "unknown model"),
     ({"model": "../zoo:sentiment", "text": "x"}, "unknown model"),

@@ -168,6 +168,31 @@ def test_heads_of_two_streams_are_chosen_by_name(page: Page) -> None:
     expect(heads).not_to_contain_text("look at 6")
 
 
+def test_words_and_regions_that_look_at_one_another(page: Page) -> None:
+    choose(page, "zoo:shapes-vqa")
+    explain(page)
+    page.get_by_role("button", name="Attention heads").click()
+    joined = page.locator("#head-view .ch-panel", has_text="Text and regions")
+    expect(joined).to_contain_text("the strongest link is", timeout=60_000)
+    joined.locator(".ch-ends").first.locator("li").nth(5).hover()
+    expect(page.locator(".ch-tip")).to_contain_text("looks at")
+    shares = "(all) => all.map((box) => Number(box.style.getPropertyValue('--s')))"
+    lit = joined.locator(".ch-lit").evaluate_all(shares)
+    assert len(lit) == 8 and max(lit) > 2 * sorted(lit)[4] > 0
+    joined.get_by_role("button", name="Regions → text").click()
+    assert joined.locator(".ch-ends").first.locator("li").first.inner_text() == "region 0"
+
+
+def test_every_object_has_its_box_and_mask(page: Page) -> None:
+    choose(page, "zoo:shapes-detr")
+    page.get_by_label("use it").check()
+    explain(page)
+    page.locator("#view").get_by_role("button", name="Objects").click()
+    named = page.locator("#view .ch-overlay .ch-own:visible b").all_inner_texts()
+    assert named == ["triangle", "cross", "square", "circle"]
+    assert all("mask of" in said for said in page.locator("#view .ch-map figcaption").all_inner_texts())
+
+
 def test_one_head_of_a_long_text_is_whole(page: Page) -> None:
     fetched: list[str] = []
     page.on("request", lambda sent: fetched.append(sent.url) if "/api/heads/" in sent.url else None)
@@ -252,9 +277,36 @@ def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) 
     damaged.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
     page.get_by_label("Open a saved result").set_input_files(damaged)
     expect(page.get_by_role("alert")).to_contain_text("not an explanation")
+    data = '<script type="application/json" class="ch-data">{}</script>'
+    for inside in ("{", '{"view":"input","version":1}', "<b>"):
+        spoilt = tmp_path / "spoilt.html"
+        spoilt.write_text(data.replace("{}", inside), encoding="utf-8")
+        page.get_by_label("Open a saved result").set_input_files(spoilt)
+        expect(page.get_by_role("alert")).to_contain_text(
+            "spoilt.html is no page that clearhead saved, or it is damaged"
+        )
+    expect(page.locator("#history li")).to_have_count(0)
     page.get_by_label("Text", exact=True).fill("   ")
     page.get_by_role("button", name="Explain", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("the text is empty")
+
+
+def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:
+    field = page.get_by_label("Text", exact=True)
+    field.fill("so boring")
+    field.focus()
+    page.evaluate(
+        """() => {
+            const held = new DataTransfer();
+            held.setData("text/plain", "word ".repeat(2_000_000));
+            const made = new ClipboardEvent("paste", { clipboardData: held, bubbles: true, cancelable: true });
+            return document.getElementById("text").dispatchEvent(made);
+        }"""
+    )
+    expect(page.get_by_role("alert")).to_contain_text("10,000,009 characters, and 20,000 are the most")
+    assert field.input_value() == "so boring"
+    explain(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_hostile_text_is_shown_and_nothing_of_it_runs(page: Page) -> None:

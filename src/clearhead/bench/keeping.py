@@ -1,14 +1,15 @@
 """Explanations kept beside a run's figures, on request: RUN/explanations/KEY.jsonl.gz, one file a chunk.
 
 A line is one explanation in its JSON form with its example and the class that its protocol wanted explained; a picture
-stands in a line of its own, once for all methods. Equal explanations give equal bytes, as everything in a run.
+stands in a line of its own, once for all methods, and so do the units that people marked in its text. Equal
+explanations give equal bytes, as everything in a run.
 """
 
 import base64
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.bench.data.base import Example
+from clearhead.bench.data.evidence import evidence_units
 from clearhead.explanation import from_dict
 from clearhead.files import whole
 from clearhead.joint import AnyExplanation, JointExplanation
@@ -25,7 +27,7 @@ FOLDER = "explanations"
 
 @dataclass(frozen=True)
 class Kept:
-    """One explanation (or, without a method, a picture) as it is written."""
+    """One explanation (or, without a method, a picture or what people marked) as it is written."""
 
     example: str
     explained: str
@@ -41,6 +43,10 @@ def kept(
         first = next(iter(by_method.values()))[place]
         if first.picture is not None:
             yield Kept(example.id, str(explained), "", {"png": _png(first.picture)})
+        text = next((part for part in first.parts.values() if part.units.offsets is not None), None)
+        if example.evidence is not None and text is not None:
+            marked = np.flatnonzero(evidence_units(example, text.units))
+            yield Kept(example.id, str(explained), "", {"marked": marked.tolist()})
         for method, own in by_method.items():
             yield Kept(example.id, str(explained), method, own[place].to_dict(short=True))
 
@@ -64,15 +70,24 @@ def read(folder: Path, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], An
     forms: dict[tuple[str, str], Mapping[str, Any]] = {}
     pictures: dict[str, Any] = {}
     names = {example for example, _ in wanted}
+    for one in _lines(folder):
+        if one["example"] in names and "png" in one["form"]:
+            pictures[one["example"]] = _opened(one["form"]["png"])
+        elif (one["example"], one["method"]) in wanted:
+            forms.setdefault((one["example"], one["method"]), one["form"])
+    return {(example, m): _pictured(from_dict(form), pictures.get(example)) for (example, m), form in forms.items()}
+
+
+def marked(folder: Path, examples: Collection[str]) -> dict[str, list[int]]:
+    """By example, the places of the units of its text that people marked, where the data said so."""
+    found = ((one["example"], one["form"].get("marked")) for one in _lines(folder) if one["example"] in examples)
+    return {example: places for example, places in found if places is not None}
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((folder / FOLDER).glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                one = json.loads(line)
-                if one["example"] in names and not one["method"]:
-                    pictures[one["example"]] = _opened(one["form"]["png"])
-                elif (one["example"], one["method"]) in wanted:
-                    forms.setdefault((one["example"], one["method"]), one["form"])
-    return {(example, m): _pictured(from_dict(form), pictures.get(example)) for (example, m), form in forms.items()}
+            yield from map(json.loads, file)
 
 
 def _pictured(explanation: AnyExplanation, picture: Any) -> AnyExplanation:

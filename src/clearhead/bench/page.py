@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.bench.explaining import CONTROLS, method_of
 from clearhead.bench.reading_back import Finished, Section, Table
-from clearhead.bench.statistics import Interval, differences, ranks
+from clearhead.bench.statistics import Interval, band, differences, ranks
 from clearhead.bench.tables import Column, agreement_of_parts, ordered
 from clearhead.errors import ClearheadError
 from clearhead.explanation import plain
@@ -17,6 +17,7 @@ from clearhead.methods import REGISTRY
 from clearhead.show.documents import Document, one_input, view, whole_page
 from clearhead.show.html import alone
 from clearhead.show.layout import name
+from clearhead.show.plots import curves, line
 
 FOOT = (
     "Means over examples with 95 % bootstrap intervals. Ranks by Wilcoxon’s signed-rank test between every two "
@@ -69,12 +70,14 @@ def _ranking(title: str, table: Table) -> Document:
 
 def _agreement(shown: Sequence[Table]) -> Iterator[Document]:
     """Whether the verdict depends on the part: on what stood where units were removed, or on the stream."""
-    for table in shown:
-        found = agreement_of_parts(table.columns)
-        if found:
-            rows = [[one, other, _number(tau)] for (one, other), tau in found.items()]
-            title = f"Do the parts put methods in the same order? {table.figure}, {table.better} is better"
-            yield _table(title, ["part", "another", "Kendall’s tau-b of the means"], rows)
+    rows = [
+        [f"{table.figure}, {table.better} is better", one, other, _number(tau)]
+        for table in shown
+        for (one, other), tau in agreement_of_parts(table.columns).items()
+    ]
+    if rows:
+        heads = ["figure", "part", "another", "Kendall’s tau-b of the means"]
+        yield _table("Do the parts put methods in the same order?", heads, rows)
 
 
 def _cell(found: Interval | None, rank: Any) -> Document | None:
@@ -114,15 +117,17 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> D
 
 
 def _curves(section: Section) -> Iterator[Document]:
+    """Means over examples with their intervals."""
     drawn = []
-    for title, by_method in section.curves().items():
-        lines = [
-            {"name": name(method), "x": list(along), "y": list(ups), "grey": method in CONTROLS}
-            for method, (along, ups) in by_method.items()
-        ]
-        drawn.append(view("curves", title=name(title), lines=plain(lines)))
+    for one in section.curves():
+        lines = []
+        for method, values in one.values.items():
+            low, high = band(values)
+            ends: dict[str, Any] = {"low": low, "high": high} if len(values) > 1 else {}
+            lines.append(line(method, one.at[method], values.mean(0), **ends, grey=method in CONTROLS))
+        drawn.append(curves(f"{one.part}: {one.up} by {one.across}", lines, one.across, one.up))
     if drawn:
-        yield view("panel", title="Curves, means over examples", parts=drawn)
+        yield view("panel", title="Curves, means over examples with 95 % intervals", parts=drawn)
 
 
 def _disputes(section: Section) -> Iterator[Document]:
@@ -142,10 +147,12 @@ def _kept(run: Finished, section: Section) -> Iterator[Document]:
     disputes = [one for figure in section.headline[:1] for one in section.disputes(figure)]
     pairs = dict.fromkeys((one.example, one.best[0], one.worst[0]) for one in disputes)
     kept = run.kept({(example, method) for example, *both in pairs for method in both})
+    marked = run.marked({example for example, *_ in pairs})
     for example, *both in pairs:
         group = [kept[example, method] for method in both if (example, method) in kept]
         if group:
-            yield {**one_input(group), "title": name(f"{example}, as {' and '.join(both)} explain it")}
+            made = one_input(group, marked.get(example))
+            yield {**made, "title": name(f"{example}, as {' and '.join(both)} explain it")}
 
 
 def _folded(section: Section, shown: Sequence[Table]) -> Iterator[Document]:

@@ -1,13 +1,14 @@
 """A finished run, read back for a report: no model, no data and no GPU, only the folder."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from clearhead.bench import keeping
 from clearhead.bench.explaining import CONTROLS
@@ -110,21 +111,33 @@ class Section:
                         made.append(Dispute(example, column.name, found[0], found[-1]))
         return sorted(made, key=lambda one: (-one.spread, one.part, one.example))[:count]
 
-    def curves(self) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-        """By part (and curve) and method: where, and the mean of what was found there."""
-        groups: dict[str, dict[str, list[tuple[Sequence[float], Sequence[float]]]]] = {}
+    def curves(self) -> list["Curve"]:
+        """By part and figure: each method's values at every place, example by example."""
+        groups: dict[tuple[str, str, str], dict[str, list[tuple[Sequence[float], Sequence[float]]]]] = {}
         for one in self.measurements:
             for across, ups in (("fraction", ("probability", "accuracy")), ("recall", ("precision",))):
                 for up in ups if across in one.curves else ():
-                    part = groups.setdefault(f"{one.part}: {up} by {across}", {})
+                    part = groups.setdefault((one.part, up, across), {})
                     part.setdefault(one.method, []).append((one.curves[across], one.curves[up]))
-        return {
-            title: {
-                method: (list(own[0][0]), [float(value) for value in np.mean([y for _, y in own], axis=0)])
-                for method, own in sorted(by_method.items())
-            }
-            for title, by_method in sorted(groups.items())
-        }
+        return [
+            Curve(
+                *which,
+                at={method: list(own[0][0]) for method, own in sorted(by_method.items())},
+                values={method: np.array([y for _, y in own]) for method, own in sorted(by_method.items())},
+            )
+            for which, by_method in sorted(groups.items())
+        ]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a figure of one part is at every place, by method and example."""
+
+    part: str
+    up: str
+    across: str
+    at: dict[str, list[float]]
+    values: "dict[str, Float[np.ndarray, 'example place']]"
 
 
 class Finished:
@@ -166,6 +179,10 @@ class Finished:
     def kept(self, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
         """The explanations of these examples and methods, as far as the run kept them."""
         return keeping.read(self.store.folder, wanted)
+
+    def marked(self, examples: Collection[str]) -> dict[str, list[int]]:
+        """By example, the places of the units that people marked, as far as the run kept them."""
+        return keeping.marked(self.store.folder, examples)
 
     @property
     def costs(self) -> dict[str, float]:

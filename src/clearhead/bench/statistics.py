@@ -76,6 +76,19 @@ def resampled_means(
     return np.concatenate(parts)
 
 
+def band(
+    values: Float[np.ndarray, "example point"], level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "2 point"]:
+    """The bootstrap intervals of the means of a curve's points, low and high; examples are drawn as whole curves.
+
+    >>> band(np.array([[1.0, 0.5], [1.0, 0.5]])).tolist()
+    [[1.0, 0.5], [1.0, 0.5]]
+    """
+    count = len(values)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), resamples)
+    return np.asarray(np.quantile(draws @ values / count, [(1 - level) / 2, (1 + level) / 2], axis=0))
+
+
 def resampled_groups(
     values: Float[np.ndarray, "example"], groups: Int[np.ndarray, "example"], resamples: int, seed: int
 ) -> Float[np.ndarray, "resample"]:

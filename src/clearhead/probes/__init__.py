@@ -9,7 +9,7 @@ from clearhead.probes.permuting import permutation
 from clearhead.probes.results import ProbeResult
 from clearhead.probes.seeding import seeds
 from clearhead.probes.skipping import skips
-from clearhead.probes.stream_views import StreamsView, by_stream, look
+from clearhead.probes.stream_views import StreamsView, by_stream, links, look
 from clearhead.probes.trading import frontier
 from clearhead.probes.viewing import AttentionView, view
 
@@ -23,6 +23,7 @@ __all__ = [
     "diagnostic",
     "frontier",
     "heads",
+    "links",
     "look",
     "permutation",
     "seeds",

@@ -13,7 +13,8 @@ from clearhead.joint import AnyExplanation
 from clearhead.plan import Plan
 from clearhead.probes.patterns import figures
 from clearhead.probes.viewing import AttentionView, view
-from clearhead.recording.tape import Call
+from clearhead.recording.tape import Call, Tape
+from clearhead.show.linking import Links
 from clearhead.subjects.base import How, Sample
 
 if TYPE_CHECKING:
@@ -22,15 +23,23 @@ if TYPE_CHECKING:
 #: Where units look at those of another stream, no place is beside another.
 PLACES = ("previous token", "next token", "itself", "same word")
 MEAN = "mean of all rows"
+#: What words are linked with, where a model has it.
+SEEN = ("regions", "image")
 
 
 @dataclass
 class StreamsView:
-    """The attention of one input by streams: "text", "image → text", "prefix → source" …"""
+    """The attention of one input by streams: "text", "image → text", "prefix → source" …
+
+    links: between words and what lies in a picture, both ways, where they look at one another
+    told: an explanation of the input, for its units and its picture alone
+    """
 
     model: str
     prediction: str
     maps: dict[str, AttentionView]
+    links: tuple[Links, ...] = ()
+    told: AnyExplanation | None = None
 
     def __getitem__(self, name: str) -> AttentionView:
         if name not in self.maps:
@@ -39,7 +48,12 @@ class StreamsView:
 
     def to_dict(self) -> dict[str, Any]:
         about = {"schema": "clearhead/attention-by-stream", "version": 1, "model": self.model}
-        return plain({**about, "prediction": self.prediction, "maps": {n: m.to_dict() for n, m in self.maps.items()}})
+        maps = {name: own.to_dict() for name, own in self.maps.items()}
+        joined = [
+            {"from": one.from_stream, "to": one.to_stream, "about": one.about, "weights": one.weights}
+            for one in self.links
+        ]
+        return plain({**about, "prediction": self.prediction, "maps": maps, "links": joined})
 
     def _repr_html_(self) -> str:
         from clearhead.show.html import fragment
@@ -80,15 +94,61 @@ def by_stream(ex: "Explainer", **given: Any) -> StreamsView:
     return _recorded(ex, ex._planned(None, None, How(), **given), given)
 
 
-def _recorded(ex: "Explainer", plan: Plan, given: Mapping[str, Any]) -> StreamsView:
+def links(ex: "Explainer", **given: Any) -> tuple[Links, ...]:
+    """Which words look at which parts of the picture and which parts at which words: mean of heads and layers.
+
+    Nothing where neither looks at the other, as in CLIP. A page draws them: `e.html("why.html", links=links(ex, …))`.
+
+    >>> import clearhead
+    >>> from clearhead_zoo.examples import example
+    >>> ex, given = clearhead.load("zoo:shapes-vqa"), example("shapes-vqa", 3)
+    >>> [(one.from_stream, one.to_stream, one.weights.shape) for one in links(ex, **given)]
+    [('text', 'regions', (8, 8)), ('regions', 'text', (8, 8))]
+    """
+    plan = ex._planned(None, None, How(), **given)
+    return _links(_taped(ex, plan), plan.samples[-1])
+
+
+def _taped(ex: "Explainer", plan: Plan) -> Tape:
     if plan.size != 1:
         raise InputError(f"attention is shown for one input, and there are {plan.size}")
-    tape = ex.recorder.record(plan.batch, plan.value, ("attention",), leaves=plan.leaves)
-    told = ex.explain(**given, method="random")
-    prediction = _prediction(told[0] if isinstance(told, list) else told)
+    return ex.recorder.record(plan.batch, plan.value, ("attention",), leaves=plan.leaves)
+
+
+def _recorded(ex: "Explainer", plan: Plan, given: Mapping[str, Any]) -> StreamsView:
+    tape = _taped(ex, plan)
+    every = ex.explain(**given, method="random")
+    told: AnyExplanation = every[0] if isinstance(every, list) else every
+    prediction = _prediction(told)
     model, sample = ex.subject.name, plan.samples[-1]
     maps = {name: _map(calls, sample, model, prediction) for name, calls in _named(tape.calls, sample)}
-    return StreamsView(model, prediction, maps)
+    return StreamsView(model, prediction, maps, _links(tape, sample), told)
+
+
+def _links(tape: Tape, sample: Sample) -> tuple[Links, ...]:
+    """Both ways; two streams may share one sequence, of which each then has its own places."""
+    at = {
+        part.stream: (axis, list(places))
+        for axis, own in sample.axes.items()
+        for part, places in zip(own.parts, own.at, strict=True)
+    }
+    other = next((stream for stream in SEEN if stream in at), None)
+    if "text" not in at or other is None:
+        return ()
+    return tuple(
+        Links(one, two, np.mean(found, axis=0))
+        for one, two in (("text", other), (other, "text"))
+        if (found := list(_between(tape, *at[one], *at[two])))
+    )
+
+
+def _between(tape: Tape, looks: str, rows: list[int], seen: str, columns: list[int]) -> Iterator[np.ndarray]:
+    """The mean of the heads of each call from one to the other."""
+    for call in tape.calls:
+        if call.attention is not None and (call.query_stream, call.key_stream) == (looks, seen):
+            mean = call.attention[-1].mean(0)  # of several targets, the last
+            if max(rows) < mean.shape[0] and max(columns) < mean.shape[1]:
+                yield mean[rows][:, columns].double().cpu().numpy()
 
 
 def _prediction(told: AnyExplanation) -> str:

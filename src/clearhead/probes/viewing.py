@@ -103,7 +103,8 @@ class AttentionView:
         for layer in range(layers):
             names = [self.pattern(layer, head) for head in range(heads)]
             counted = ", ".join(f"{names.count(name)} {name}" for name in READINGS if name in names)
-            means = [f"{self.looks[name][layer].mean():.2f}" for name in ("entropy", "distance", "sink")]
+            told = (self.looks[name][layer].mean() for name in ("entropy", "distance", "sink"))
+            means = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in told]
             raw = depth[layer]
             seen = ", ".join(f"{units[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
             table.add_row(str(layer), Text(counted), *means, Text(seen))

@@ -22,18 +22,18 @@ FAINT = 0.02
 
 def overview(view: "AttentionView") -> Figure:
     """A small map for each head, the deepest layer on top, each with the name of its pattern."""
-    layers, heads, n, _ = view.attention.shape
-    high, wide = n + max(2, n // 4), n + max(1, n // 10)  # room for a name above each map
+    layers, heads, rows, columns = view.attention.shape
+    high, wide = rows + max(2, rows // 4), columns + max(1, columns // 10)  # room for a name above each map
     sheet = np.full((layers * high, heads * wide), np.nan)
     figure = Drawing(figsize=(0.8 + 1.05 * heads, 0.4 + 1.2 * layers))
     axes = figure.add_axes((0.5 / figure.get_figwidth(), 0.01, 1 - 0.6 / figure.get_figwidth(), 0.98))
     for layer in range(layers):
-        top = (layers - 1 - layer) * high + high - n
+        top = (layers - 1 - layer) * high + high - rows
         axes.text(
-            -wide / 10, top + n / 2, f"layer {layer}", fontsize=7, color=_INK, rotation=90, va="center", ha="right"
+            -wide / 10, top + rows / 2, f"layer {layer}", fontsize=7, color=_INK, rotation=90, va="center", ha="right"
         )
         for head in range(heads):
-            sheet[top : top + n, head * wide : head * wide + n] = view.attention[layer, head]
+            sheet[top : top + rows, head * wide : head * wide + columns] = view.attention[layer, head]
             axes.text(head * wide, top - 1, view.pattern(layer, head), fontsize=6, color=_SOFT)
     axes.imshow(sheet, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.axis("off")
@@ -42,8 +42,8 @@ def overview(view: "AttentionView") -> Figure:
 
 def maps(view: "AttentionView", chosen: Sequence[tuple[int, int]]) -> Figure:
     """Chosen heads, query × key, each with its pattern here and, where others were given, on average."""
-    size = 1.2 + 0.26 * len(view.tokens)
-    figure = Drawing(figsize=(size * len(chosen), size + 0.4), layout="constrained")
+    width, height = (1.2 + 0.26 * len(units) for units in (view.keys or view.tokens, view.tokens))
+    figure = Drawing(figsize=(max(width, 2.4) * len(chosen), max(height, 2.0) + 0.4), layout="constrained")
     every = figure.subplots(1, len(chosen), squeeze=False)[0]
     for axes, (layer, head) in zip(every, chosen, strict=True):
         axes.imshow(view.map(layer, head), cmap="Blues", vmin=0, vmax=1)
@@ -73,6 +73,7 @@ def by_depth(view: "AttentionView") -> Figure:
         axes.imshow(rows, cmap="Blues", origin="lower", aspect="auto", vmin=0)
         axes.set_title(f"{kind}{read}", fontsize=8, color=_INK, parse_math=False)
         axes.set_ylabel("layer", fontsize=7, color=_SOFT)
+        axes.set_yticks(range(len(rows)), [str(layer) for layer in range(len(rows))], fontsize=7)
         _names(axes, view, "x")
     return figure
 

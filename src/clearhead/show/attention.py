@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from clearhead.show.documents import Document, view
+from clearhead.show.documents import Document, between, picture_of, view
 from clearhead.show.layout import name
 from clearhead.show.packing import packed, quantised, tiles
 
@@ -35,7 +35,7 @@ def attention(found: "AttentionView", inline: bool = True, budget: int | None = 
     size = fitted(high, wide, room)
     made = view(
         "attention",
-        heading=f"What it attends to: {name(found.prediction)}",
+        heading=_heading(found.prediction),
         model=name(found.model),
         prediction=name(found.prediction),
         tokens=[name(token) for token in found.tokens],
@@ -65,8 +65,16 @@ def by_stream(found: "StreamsView", inline: bool = True) -> Document:
         {"name": name(title), **attention(own, inline, math.ceil(share * own.attention.size))}
         for title, own in found.maps.items()
     ]
-    heading = f"What it attends to: {name(found.prediction)}"
-    return view("streams", heading=heading, model=name(found.model), maps=maps)
+    made = view("streams", heading=_heading(found.prediction), model=name(found.model), maps=maps)
+    if found.links and found.told is not None:
+        picture = found.told.picture
+        made["links"] = between(found.links, found.told)
+        made["picture"] = None if picture is None else picture_of(picture)
+    return made
+
+
+def _heading(prediction: str) -> str:
+    return f"What it looks at when it says {name(prediction)}"
 
 
 def fitted(high: int, wide: int, room: float) -> tuple[int, int]:

@@ -15,10 +15,10 @@ MODULES = (
     "colour.js",
     "tip.js",
     "matrix.js",
-    "links.js",
     "bars.js",
     "text.js",
     "picture.js",
+    "links.js",
     "card.js",
     "attention.js",
     "figures.js",
@@ -26,6 +26,8 @@ MODULES = (
     "clearhead.js",
 )
 NAMES = (*MODULES, "clearhead.css")
+#: Modules that only some pages need, and what stands in their place elsewhere.
+EXTRAS = {"plots": "{ PLOTS: {} }", "attention": "{}"}
 _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w.]+)";\n', re.M)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function|class) (\w+))", re.M)
 
@@ -47,16 +49,15 @@ def style() -> str:
 
 
 @cache
-def script(plots: bool = True) -> str:
+def script(extras: tuple[str, ...] = tuple(EXTRAS)) -> str:
     """All modules as one script, each in a function of its own, which draws what it finds in the page.
 
-    plots: a page without any is a fifth smaller without what draws them
+    extras: what it can draw beside explanations; a page without plots and heads is a quarter smaller without them
     """
-    made = "\n".join(_wrapped(name) if plots or name != "plots.js" else _NO_PLOTS for name in MODULES)
+    left_out = {f"{name}.js": empty for name, empty in EXTRAS.items() if name not in extras}
+    parts = (f'modules["{name}"] = {left_out[name]};' if name in left_out else _wrapped(name) for name in MODULES)
+    made = "\n".join(parts)
     return f'"use strict";(() => {{\nconst modules = {{}};\n{made}\nmodules["clearhead.js"].start();\n}})();\n'
-
-
-_NO_PLOTS = 'modules["plots.js"] = { PLOTS: {} };'
 
 
 def _wrapped(name: str) -> str:

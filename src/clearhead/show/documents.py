@@ -15,6 +15,7 @@ from clearhead.comparison import Comparison
 from clearhead.errors import InputError
 from clearhead.explanation import Explanation, plain
 from clearhead.joint import AnyExplanation, JointExplanation
+from clearhead.masks import cut_of
 from clearhead.show import pictures, recipe, wording
 from clearhead.show.colours import largest
 from clearhead.show.layout import lines, name, shape
@@ -34,11 +35,12 @@ PLOTS = ("curves", "bars", "boxes", "points", "map", "overlays", "probe")
 
 
 def document(
-    result: Any, evidence: Collection[int] | None = None, links: "Links | None" = None, **options: Any
+    result: Any, evidence: Collection[int] | None = None, links: "Sequence[Links]" = (), **options: Any
 ) -> Document:
     """The document of whatever clearhead returns; several inputs make a page.
 
-    evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams
+    evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams,
+    one way or both
     options: those of the kind of result
     """
     from clearhead.probes.results import ProbeResult
@@ -60,9 +62,7 @@ def document(
     groups = by_input(every(result))
     if not groups:
         raise InputError("nothing to show: the list is empty")
-    made = [one_input(group, evidence) for group in groups]
-    if links is not None:
-        made[0]["links"] = links.to_dict()
+    made = [one_input(group, evidence, links) for group in groups]
     return made[0] if len(made) == 1 else whole_page(made, f"{len(made)} inputs explained")
 
 
@@ -70,9 +70,17 @@ def view(kind: str, **parts: Any) -> Document:
     return {"schema": "clearhead/view", "version": VERSION, "view": kind, **parts}
 
 
-def has_plots(given: Document) -> bool:
-    """Whether any part of a document is a plot."""
-    return given["view"] in PLOTS or any(map(has_plots, [*given.get("parts", ()), *given.get("more", ())]))
+def extras(given: Document) -> tuple[str, ...]:
+    """What any part of a document needs beside the views of explanations (`bundle.EXTRAS`)."""
+    return tuple(name for name, views in _EXTRAS.items() if _has(given, views))
+
+
+_EXTRAS = {"plots": PLOTS, "attention": ("attention", "streams")}
+
+
+def _has(given: Document, views: Collection[str]) -> bool:
+    inside = [*given.get("parts", ()), *given.get("more", ())]
+    return given["view"] in views or any(_has(part, views) for part in inside)
 
 
 def whole_page(parts: Sequence[Document], title: str, eyebrow: str = "clearhead", foot: str = "") -> Document:
@@ -102,26 +110,45 @@ def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation
     return list(groups.values())
 
 
-def one_input(group: Sequence[AnyExplanation], evidence: Collection[int] | None = None) -> Document:
+def one_input(
+    group: Sequence[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+) -> Document:
     """Everything about one input: what it is, what the model says, and each method's answer."""
     first, named = group[0], labelled(group)
     inputs, rest = wording.streams(first)
+    marked = next((part for part in inputs if shape(part) == "text"), None)
     return view(
         "input",
         heading=heading(group),
         model=name(str(first.provenance.get("model") or "")),
         explained=list(dict.fromkeys(wording.target_line(explanation) for explanation in group)),
         notes=list(dict.fromkeys(note for e in group for note in wording.notes(e))),
-        prediction=_prediction(first),
+        prediction=_prediction(group),
         picture=None if first.picture is None else picture_of(first.picture),
         found=[{"step": step, "label": label, "box": list(box)} for step, (label, box) in wording.boxes(first).items()],
         streams=[
-            *(_stream(part, evidence if place == 0 else None) for place, part in enumerate(inputs)),
+            *(_stream(part, evidence if part is marked else None) for part in inputs),
             *({**_stream(part), "input": False} for part in rest),
         ],
         cards=[_card(explanation, label) for label, explanation in named.items()],
         agreement=_agreement(Comparison(named)) if len(named) > 1 else [],
+        links=between(links, first),
     )
+
+
+def between(links: "Sequence[Links]", explanation: AnyExplanation) -> Document | None:
+    """Links and what they join: names of units, and where they lie in the picture."""
+    if not links:
+        return None
+    ends = {
+        stream: {
+            "title": name(stream).capitalize(),
+            "labels": [wording.unit_label(part, place) for place in range(len(part))],
+            "boxes": part.units.boxes,
+        }
+        for stream, part in explanation.parts.items()
+    }
+    return {"ways": [one.to_dict() for one in links], "ends": plain(ends)}
 
 
 def heading(group: Sequence[AnyExplanation]) -> str:
@@ -158,11 +185,12 @@ def _one_target(group: Sequence[AnyExplanation]) -> bool:
     return len({str(explanation.target.get("name")) for explanation in group}) == 1
 
 
-def _prediction(explanation: AnyExplanation) -> Document:
-    """The labels with the largest probabilities (or outputs), the explained one marked."""
-    explained, top = name(str(explanation.target.get("name"))), explanation.prediction.get("top") or ()
+def _prediction(group: Sequence[AnyExplanation]) -> Document:
+    """The labels with the largest probabilities (or outputs), those that are explained marked."""
+    explanation, explained = group[0], {name(str(one.target.get("name"))) for one in group}
+    top = explanation.prediction.get("top") or ()
     rows: list[Document] = [
-        {"label": label, "share": share, "said": said, "chosen": label == explained}
+        {"label": label, "share": share, "said": said, "chosen": label in explained}
         for label, share, said in wording.predictions(explanation)
     ]
     for row, found in zip(rows, top, strict=False):
@@ -234,7 +262,10 @@ def _card(explanation: AnyExplanation, title: str) -> Document:
         "citation": wording.method_line(explanation),
         "explanation": _light(explanation).to_dict(short=True),
         "steps": steps,
-        "streams": {stream: _scored(part) for stream, part in explanation.parts.items()},
+        "streams": {
+            stream: _scored(part) | _cuts(part, bool(wording.boxes(explanation)))
+            for stream, part in explanation.parts.items()
+        },
         "force": _force(explanation),
         "certificate": [list(row) for row in wording.certificate_rows(explanation)],
         "recipe": [name_lines(part) for part in (code, line) if part],
@@ -263,6 +294,21 @@ def _scored(part: Explanation) -> Document:
     if part.units.kind == "frame":
         made["moments"] = [[label, v if np.isfinite(v) else None] for label, v in wording.moments(part, MOMENTS)]
     return made
+
+
+def _cuts(part: Explanation, found: bool) -> Document:
+    """Above which score a pixel is in the mask: of all, and of each object that was found."""
+    if shape(part) != "grid" or part.units.grid is None:
+        return {}
+    kept, grid = part.units.drop_special(), part.units.grid
+    size = grid if part.picture is None else part.picture.shape[:2]
+    steps = part.matrix if found and part.steps is not None else None
+
+    def cut(scores: np.ndarray) -> float | None:
+        return cut_of(scores[kept].reshape(grid), *size)
+
+    made: Document = {"cut": cut(part.scores)}
+    return made if steps is None else {**made, "cuts": [cut(row) for row in steps]}
 
 
 def _arrays(part: Explanation) -> Iterable[tuple[str, Document]]:

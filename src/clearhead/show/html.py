@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import InputError
 from clearhead.files import whole
@@ -14,6 +14,9 @@ from clearhead.show.documents import Document, document
 from clearhead.show.layout import name
 from clearhead.show.markup import Markup, data, joined, script, style_sheet, tag
 from clearhead.show.plain import plain_form
+
+if TYPE_CHECKING:
+    from clearhead.show.linking import Links
 
 
 def report(explanations: Any, path: str | Path, title: str | None = None) -> Path:
@@ -27,16 +30,19 @@ def report(explanations: Any, path: str | Path, title: str | None = None) -> Pat
     return Path(path)
 
 
-def page(given: Any, title: str | None = None, evidence: Collection[int] | None = None) -> str:
+def page(
+    given: Any, title: str | None = None, evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+) -> str:
     """A whole page. Explanations of one input stand side by side; inputs follow one another.
 
     evidence: the places of units that people marked, to be drawn under the text
+    links: how strongly units of two streams look at one another, as `probes.links` finds them
     """
     explanations = documents.every(given)
     if not explanations:
         raise InputError("nothing to show: the list is empty")
     groups = documents.by_input(explanations)
-    parts = [documents.one_input(group, evidence) for group in groups]
+    parts = [documents.one_input(group, evidence, links) for group in groups]
     heading = title or (parts[0]["heading"] if len(parts) == 1 else f"{len(parts)} inputs explained")
     models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
     foot = f"Scores are raw; only colours are scaled, {_scaled(explanations)}."
@@ -51,14 +57,14 @@ def page_of(result: Any, title: str | None = None, **options: Any) -> str:
 
 def alone(given: Document) -> str:
     """A page that needs nothing but itself: the document, its plain form, the renderer and its style."""
-    source = bundle.script(documents.has_plots(given))
+    source = bundle.script(documents.extras(given))
     head = tag("head", *_head(str(given["title"]), source))
     main = tag("main", _inside(given), class_="clearhead ch-page")
     return f'<!doctype html>\n<html lang="en">{head}<body>{main}{script(source)}</body></html>\n'
 
 
 def _inside(given: Document) -> Markup:
-    return joined(data(given, documents.has_plots(given)), tag("div", plain_form(given), class_="ch-plain"))
+    return joined(data(given, documents.extras(given)), tag("div", plain_form(given), class_="ch-plain"))
 
 
 def fragment(result: Any, **options: Any) -> str:
@@ -69,7 +75,7 @@ def fragment(result: Any, **options: Any) -> str:
 def notebook_cell(given: Document) -> str:
     """The same of a document."""
     made = tag("div", _inside(given), class_="clearhead ch-fragment")
-    return joined(style_sheet(bundle.style()), made, script(bundle.script(documents.has_plots(given))))
+    return joined(style_sheet(bundle.style()), made, script(bundle.script(documents.extras(given))))
 
 
 def _scaled(explanations: Sequence[AnyExplanation]) -> str:

@@ -1,16 +1,12 @@
 """Links between the units of two streams, to be drawn between the words and the regions of one picture."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.errors import InputError
 from clearhead.show.packing import packed
-
-if TYPE_CHECKING:
-    from clearhead.recording.tape import Tape
 
 
 @dataclass(frozen=True)
@@ -21,19 +17,6 @@ class Links:
     to_stream: str
     weights: Float[np.ndarray, "unit other"]
     about: str = "Attention, mean of heads and layers"
-
-    @classmethod
-    def of(cls, tape: "Tape", from_stream: str, to_stream: str) -> "Links":
-        """Mean attention from one stream to another over the layers of a tape that have it."""
-        found = [
-            call.mean_attention[0].double().cpu().numpy()
-            for call in tape.calls
-            if (call.query_stream, call.key_stream) == (from_stream, to_stream) and call.attention is not None
-        ]
-        if not found:
-            looks = sorted({f"{call.query_stream} at {call.key_stream}" for call in tape.calls})
-            raise InputError(f"{from_stream} does not look at {to_stream} in this tape: there, {', '.join(looks)}")
-        return cls(from_stream, to_stream, np.mean(found, axis=0))
 
     def to_dict(self) -> dict[str, Any]:
         full = float(np.nanmax(self.weights)) or 1.0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -56,12 +57,12 @@ def script(source: str) -> Markup:
     return Markup(f"<script>{source}</script>")
 
 
-def data(value: Any, plots: bool = False) -> Markup:
+def data(value: Any, needs: Sequence[str] = ()) -> Markup:
     """Data for machines; JSON itself can write what is dangerous as escapes, so that no text can end the element.
 
-    plots: it is left to a script that can draw them, where another stands in the same notebook
+    needs: it is left to a script that can draw that, where another stands in the same notebook
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     text = _DANGEROUS.sub(lambda sign: f"\\u{ord(sign.group()):04x}", text)
-    needs = " data-plots" if plots else ""
-    return Markup(f'<script type="application/json" class="ch-data"{needs}>{text}</script>')
+    marked = _attribute("data_needs", " ".join(needs)) if needs else ""
+    return Markup(f'<script type="application/json" class="ch-data"{marked}>{text}</script>')

@@ -112,7 +112,7 @@ def framed(pixels: Pixels, box: Box, rgb: Rgb = (0, 0, 0)) -> Pixels:
 def _glaze() -> UInt8[np.ndarray, "level 4"]:
     """Each level as a colour to lay over a picture: the nearer to zero, the more transparent."""
     strengths = [level / LEVELS for level in every_level() if level != NO_SCORE]
-    colours = [(*colour(np.sign(s) * max(abs(s), 0.6)), round(255 * abs(s) ** 0.8)) for s in strengths]
+    colours = [(*colour(np.sign(s) * max(abs(s), 0.85)), round(255 * abs(s) ** 0.8)) for s in strengths]
     return np.array([*colours, (*colour(np.nan), 230)], dtype=np.uint8)
 
 

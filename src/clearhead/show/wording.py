@@ -105,13 +105,11 @@ def boxes(explanation: AnyExplanation) -> dict[int, tuple[str, Box]]:
 
 
 def strongest(explanation: Explanation, count: int) -> list[int]:
-    """The units with the largest |score|, special ones left out if there are others; the highest score first."""
+    """The units with the largest |score|, the largest first; special ones left out if there are others."""
     kept = explanation.units.drop_special()
     kept = kept if len(kept) else np.arange(len(explanation))
     sizes = np.nan_to_num(np.abs(explanation.scores[kept]), nan=-1.0)
-    chosen = kept[np.argsort(-sizes, kind="stable")][:count]
-    values = np.nan_to_num(explanation.scores[chosen], nan=-np.inf)
-    return [int(i) for i in chosen[np.argsort(-values, kind="stable")]]
+    return [int(i) for i in kept[np.argsort(-sizes, kind="stable")][:count]]
 
 
 def short(text: str, most: int = LONG) -> str:
@@ -157,7 +155,7 @@ def target_line(explanation: AnyExplanation) -> str:
     if target.get("place") is not None:
         return f"{said}, {_AT_PLACE.get(kind, kind + ' at')} {target['place']}"
     if kind == "several":
-        return f"{said}, the sum of {len(target.get('steps') or ())} steps"
+        return f"{said}, the sum of {len(target.get('steps') or ())} {'objects' if boxes(explanation) else 'steps'}"
     kind = _KINDS.get(kind, kind)
     return f"{said}, {kind}" if kind else said
 
@@ -252,7 +250,7 @@ def _spoken(key: str) -> str:
 
 def _said(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_said(part)}" for key, part in value.items())
+        return ", ".join(f"{_spoken(str(key))} {_said(part)}" for key, part in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

@@ -90,7 +90,8 @@ def inputs_of(ask: Input, subject: "Subject", picture: Any) -> dict[str, Any]:
         given["image"] = picture
     missing = [stream for stream in takes if stream not in given and stream != "regions"]
     if missing:
-        raise InputError(f"{name} takes {' and '.join(takes)}: {' and '.join(missing)} is missing")
+        said = " and ".join("a picture" if stream == "image" else f"a {stream}" for stream in missing)
+        raise InputError(f"{name} takes {' and '.join(takes)}: give it {said}")
     return given
 
 

@@ -3,7 +3,7 @@ import { h, choice, unpacked } from "./dom.js";
 import { number, short } from "./format.js";
 import { isDark, styled, whenColoursChange } from "./colour.js";
 import { cells, matrix } from "./matrix.js";
-import { links } from "./links.js";
+import { between, links } from "./links.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const weightOf = (byte) => (byte / 255) ** 2;
@@ -19,6 +19,7 @@ export const streams = (document_, options = {}) => {
   };
   show(0);
   return h("div", { class: "ch-input ch-chosen-of" }, options.head !== false && h("h2", null, document_.heading),
+    document_.links && between(document_.links, document_.picture),
     h("div", { class: "ch-picks" }, h("span", null, "Who looks at whom"), choice("Who looks at whom", document_.maps.map(({ name }) => name), 0, show)), box);
 };
 
@@ -40,7 +41,7 @@ export const attention = (document_, options = {}) => {
   const pick = (name, count, own) => h("select", { change: () => show(Number(layerOf.value), Number(headOf.value)) },
     Array.from({ length: count }, (_, place) => h("option", { value: place, selected: place === own }, `${name} ${place}`)));
   const layerOf = pick("layer", layers, state.layer), headOf = pick("head", heads, 0);
-  const overview = everyHead(layers, heads, size, tileOf, (layer, head) => [
+  const overview = everyHead(layers, heads, size, keys.length, tileOf, (layer, head) => [
     [`layer ${layer}, head ${head}`, ""], [patterns[layer][head], ""],
     ...(document_.beside ? [["on average over others", document_.beside[layer][head]]] : [])], show);
   show(state.layer, 0);
@@ -48,7 +49,7 @@ export const attention = (document_, options = {}) => {
     options.head !== false && h("h2", null, document_.heading),
     h("p", { class: "ch-note" }, `${document_.model} · ${layers} layers of ${heads} heads · ${keys === tokens ? "" : `${tokens.length} units look at `}${keys.length} units${document_.row === null ? "" : ` · the row of ${tokens[document_.row]} is read`}`),
     h("div", { class: "ch-panels" },
-      h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top. Choose a head to look at it."), overview),
+      h("div", { class: "ch-panel" }, h("h3", null, "Every head"), h("p", { class: "ch-note" }, "The deepest layer on top; each map by its own largest weight. Choose a head to look at it."), overview),
       h("div", { class: "ch-panel" }, h("h3", null, "One head"),
         h("p", { class: "ch-picks" }, h("label", null, "Layer ", layerOf), h("label", null, "Head ", headOf)), below)),
     h("div", { class: "ch-panel" }, h("h3", null, "By depth"), depth(document_)),
@@ -58,9 +59,12 @@ export const attention = (document_, options = {}) => {
 // Rows and columns of the maps in the document; those of earlier versions are square.
 const sizeOf = ({ size }) => (Array.isArray(size) ? size : [size, size]);
 
+// What full colour stands for: the largest weight, but at least four times an even one, so that even heads look even.
+const most = (bytes, units) => bytes.reduce((found, byte) => Math.max(found, byte), Math.min(255, Math.ceil(255 * Math.sqrt(4 / units))));
+
 // Small maps side by side on one canvas, the deepest layer on top.
-const everyHead = (layers, heads, size, tileOf, told, choose) => {
-  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(390 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
+const everyHead = (layers, heads, size, units, tileOf, told, choose) => {
+  const gap = 4, edge = Math.max(14, Math.min(56, Math.floor(470 / Math.max(heads, layers)) - gap)), left = 22, top = 16;
   const width = left + heads * (edge + gap), height = top + layers * (edge + gap);
   const canvas = h("canvas", { class: "ch-canvas", role: "img", "aria-label": `A map for each of ${layers} × ${heads} heads` });
   let chosen = [layers - 1, 0], pointed = null, sheet = null;
@@ -81,7 +85,7 @@ const everyHead = (layers, heads, size, tileOf, told, choose) => {
       context.fillText(layer, 10, corner(layer, 0)[1] + edge / 2);
       for (let head = 0; head < heads; head++) {
         const at = corner(layer, head);
-        context.drawImage(cells(tileOf(layer, head), ...size, 255, dark, true), ...at, edge, edge);
+        context.drawImage(cells(tileOf(layer, head), ...size, most(tileOf(layer, head), units), dark, true), ...at, edge, edge);
         context.strokeRect(at[0] - 0.5, at[1] - 0.5, edge + 1, edge + 1);
       }
     }
@@ -135,14 +139,15 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
     state.way = way;
     box.replaceChildren(way === 0 ? map() : linksOf(document_, layer, head, whole));
   };
+  const scaled = (bytes) => `Full colour is a weight of ${said(weightOf(most(bytes, n)))}; colours go by square roots.`;
   const map = () => {
     if (whole) {
-      return matrix({ rows: tokens, columns: keys, values: whole, full: 255, weights: true, square, largest: 22, room: 560, table: false,
-        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] });
+      return h("div", null, h("p", { class: "ch-note" }, scaled(whole)), matrix({ rows: tokens, columns: keys, values: whole, full: most(whole, n), weights: true, square, largest: 22, room: 560, table: false,
+        label: "Attention, query by key", told: (query, key) => [[`${tokens[query]} → ${keys[key]}`, said(weightOf(whole[query * n + key]))]] }));
     }
     const blocks = (units, count) => Array.from({ length: count }, (_, block) => { const start = Math.floor(block * units.length / count); return `${start} ${units[start]}${count < units.length ? " …" : ""}`; });
     const rows = blocks(tokens, size[0]), columns = blocks(keys, size[1]);
-    return h("div", null, matrix({ rows, columns, values: pooled, full: 255, weights: true, square, room: 560, largest: 6, table: false,
+    return h("div", null, h("p", { class: "ch-note" }, scaled(pooled)), matrix({ rows, columns, values: pooled, full: most(pooled, n), weights: true, square, room: 560, largest: 6, table: false,
       label: "Attention, blocks of units", told: (query, key) => [[`${rows[query]} → ${columns[key]}`, `at most ${said(weightOf(pooled[query * size[1] + key]))}`]] }),
     h("p", { class: "ch-note" }, `Summarised: ${tokens.length} × ${n} units in ${size[0]} × ${size[1]} blocks, the largest weight of each.`));
   };
@@ -156,7 +161,7 @@ const oneHead = (document_, layer, head, whole, pooled, state) => {
 const linksOf = (document_, layer, head, whole) => {
   const { tokens, keys = tokens } = document_, n = keys.length, row = (query) => Array.from(whole.subarray(query * n, (query + 1) * n), (byte, key) => [query, key, weightOf(byte)]);
   const every = whole ? tokens.flatMap((_, query) => strongest(row(query), n <= 80 ? n : 4)) : kept(document_.links[layer][head]);
-  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `The ${every.length} strongest links of ${n} units.`;
+  const note = whole ? "Left looks at right. Point at a unit to see its links alone." : `Left looks at right: the ${every.length} strongest links of ${n} units. Point at a unit to see its own among them.`;
   return h("div", null, h("p", { class: "ch-note" }, note),
     links({ left: tokens, right: keys, every, alone: whole ? (side, unit) => (side === 0 ? row(unit) : null) : null, names: ["Units that look", "Units that are looked at"], verbs: ["looks at", "is looked at by"] }));
 };
@@ -176,8 +181,12 @@ const depth = (document_) => {
     if (state.way === 1) return box.replaceChildren(graph(document_, values, packed.full));
     const order = Array.from({ length: layers }, (_, row) => layers - 1 - row), n = keys.length;
     const turned = Float32Array.from({ length: values.length }, (_, place) => values[order[Math.floor(place / n)] * n + (place % n)]);
-    box.replaceChildren(matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keys, values: turned, full: packed.full, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
-      told: (row, unit) => [[`layer ${order[row]}, ${keys[unit]}`, number(turned[row * n + unit], 3)]] }));
+    // The unit whose row is read mostly keeps to itself, and would leave no colour for the others.
+    const top = turned.reduce((most, share, place) => (place % n === document_.row && n > 1 ? most : Math.max(most, share)), 0) || packed.full;
+    const beyond = turned.some((share) => share > top) ? `, which ${keys[document_.row]} itself exceeds` : "";
+    box.replaceChildren(h("p", { class: "ch-note" }, `Full colour is a share of ${number(top, 3)}${beyond}; colours go by square roots.`),
+      matrix({ rows: order.map((layer) => `layer ${layer}`), columns: keys, values: turned.map((share) => Math.sqrt(Math.max(0, share) / top)), full: 1, weights: true, label: `${kinds[state.kind]} by layer`, corner: "layer", room: 1000,
+        words: order.map((_, row) => keys.map((__, unit) => number(turned[row * n + unit], 3))), told: (row, unit) => [[`layer ${order[row]}, ${keys[unit]}`, number(turned[row * n + unit], 3)]] }));
   };
   show();
   return h("div", { class: "ch-depth" }, h("div", { class: "ch-picks" },

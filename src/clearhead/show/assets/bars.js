@@ -25,35 +25,32 @@ export const bars = (caption, scale, places, said) => {
   })));
 };
 
-// The units with the largest |score|, special ones left out if there are others; the highest score first.
+// The units with the largest |score|, the largest first; special ones left out if there are others.
 export const strongest = (scale, count) => {
   const kept = scale.scores.map((_, place) => place).filter((place) => !scale.special[place]);
   const size = (place) => (isMissing(scale.scores[place]) ? -1 : Math.abs(scale.scores[place]));
-  const chosen = (kept.length ? kept : scale.scores.map((_, place) => place)).sort((a, b) => size(b) - size(a)).slice(0, count);
-  const height = (place) => (isMissing(scale.scores[place]) ? -Infinity : scale.scores[place]);
-  return chosen.sort((a, b) => height(b) - height(a));
+  return (kept.length ? kept : scale.scores.map((_, place) => place)).sort((a, b) => size(b) - size(a)).slice(0, count);
 };
 
-// All scores, in the order of the input or ranked.
+// All scores: in the order of the input, from the highest to the lowest, or by size whatever the sign.
 export const everyScore = (scale) => {
-  const box = h("div"), input = scale.scores.map((_, place) => place);
-  const show = (ranked) => {
-    const order = ranked ? strongest(scale, input.length).concat(input.filter((place) => scale.special[place])) : input;
-    const unique = [...new Set(order)];
-    const caption = ranked ? "Ranked, the largest score first; special tokens at the end" : "Raw scores in the order of the input";
-    box.replaceChildren(bars(caption, scale, unique));
-  };
+  const box = h("div"), input = scale.scores.map((_, place) => place), height = (place) => (isMissing(scale.scores[place]) ? -Infinity : scale.scores[place]);
+  const bySize = [...new Set([...strongest(scale, input.length), ...input])];
+  const ranked = [...bySize].sort((a, b) => scale.special[a] - scale.special[b] || height(b) - height(a));
+  const ORDERS = [["As in the input", input, "Raw scores in the order of the input"], ["Ranked", ranked, "The highest score first; special tokens at the end"],
+    ["By size", bySize, "The largest first, whatever its sign; special tokens at the end"]];
+  const show = (order) => box.replaceChildren(bars(ORDERS[order][2], scale, ORDERS[order][1]));
   show(0);
-  return [choice("Order of the scores", ["As in the input", "Ranked"], 0, show), box];
+  return [choice("Order of the scores", ORDERS.map(([name]) => name), 0, show), box];
 };
 
 // What the colours stand for.
-export const legend = (scale, signed, notes) => {
+export const legend = (scale, signed, notes, overPicture = false) => {
   const steps = [];
   for (let step = signed ? -LEVELS : 0; step <= LEVELS; step += 2) steps.push(paint(h("i"), step, LEVELS));
   const full = number(scale.full, 3);
   const line = h("div", { class: "ch-legend" },
-    h("span", null, signed ? `−${full} against` : "0"), h("span", { class: "ch-ramp", "aria-hidden": "true" }, steps),
+    h("span", null, signed ? `−${full} against` : "0"), h("span", { class: `ch-ramp${overPicture ? " ch-over" : ""}`, "aria-hidden": "true" }, steps),
     h("span", null, signed ? `${full} for` : full));
   return h("div", null, line, notes.length > 0 && h("p", { class: "ch-note" }, notes.join("; ")));
 };

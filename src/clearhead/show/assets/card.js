@@ -3,11 +3,12 @@ import { h, choice, folded, scrolled, unpacked } from "./dom.js";
 import { isMissing, number } from "./format.js";
 import { paint } from "./colour.js";
 import { bars, everyScore, force, legend, prediction, strongest } from "./bars.js";
-import { links } from "./links.js";
+import { between } from "./links.js";
 import { matrix } from "./matrix.js";
 import { overTime, text } from "./text.js";
-import { image, overlay, place, regions, seen, smallMaps } from "./picture.js";
+import { overlay, regions, seen, smallMaps } from "./picture.js";
 
+const LONG = 100; // so many scores are printed only where they are unfolded
 const partOf = (card, stream) => card.explanation.parts?.[stream.stream] ?? card.explanation;
 const largest = (scores, special) => {
   const kept = scores.filter((score, place) => !special[place] && !isMissing(score)).map(Math.abs);
@@ -52,14 +53,14 @@ export const input = (document_, options = {}) => {
       prediction(document_.prediction, options.onLabel)),
     notes.map((note) => h("p", { class: "ch-warn", role: "note" }, note)),
     h("div", { class: `ch-methods${wide ? " ch-wide" : ""}` }, cards.map((card) => drawCard(document_, card, point))),
-    document_.links && between(document_),
+    document_.links && between(document_.links, picture),
     agreement.length > 0 && agreementOf(agreement),
   ].flat().filter(Boolean));
   return section;
 };
 
 const drawCard = (document_, card, point) => {
-  const state = { step: null, words: false, way: 0, sliders: [85, 85, 50] };
+  const state = { step: null, words: false, way: 0, sliders: [] };
   const inputs = document_.streams.filter((stream) => stream.input);
   const boxes = inputs.map((stream) => h("div", { class: "ch-stream", "data-stream": stream.stream }));
   const render = () => boxes.forEach((box, place) => {
@@ -77,7 +78,7 @@ const drawCard = (document_, card, point) => {
   return h("article", { class: "ch-card" },
     h("h3", null, card.title),
     card.citation && h("p", { class: "ch-note" }, card.citation),
-    chips && h("div", null, h("p", { class: "ch-label" }, `${chips.length} steps: choose one to see it alone`), h("div", { class: "ch-answer" }, chips)),
+    chips && h("div", null, h("p", { class: "ch-label" }, `${chips.length} ${document_.found.length ? "objects" : "steps"}: choose one to see it alone`), h("div", { class: "ch-answer" }, chips)),
     h("div", { class: "ch-streams" }, boxes),
     h("div", { class: "ch-more" }, more(document_, card, state)));
 };
@@ -88,17 +89,17 @@ const drawStream = (document_, card, stream, state, point, titled, choose, rende
   const notes = [];
   if (stream.shape === "text" && scale.special.includes(true)) notes.push("underlined: special tokens, outside the scale");
   if (scale.scores.some(isMissing)) notes.push("hatched: no score");
-  if (scale.evidence?.length) notes.push("dotted line: what people marked");
+  if (scale.evidence?.length) notes.push("dotted line: marked as evidence");
   const level = stream.words && choice("Units", ["Tokens", "Words"], state.words ? 1 : 0, (words) => { state.words = words === 1; render(); });
   const place = drawPlace(document_, stream, scale, own, part, state, told, point);
-  const key = legend(scale, own.signed, notes), best = bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6));
-  const beside = stream.shape === "grid" || stream.shape === "boxes";
+  const overPicture = stream.shape === "grid" || stream.shape === "boxes";
+  const key = legend(scale, own.signed, notes, overPicture), best = bars("Strongest units", scale, strongest(scale, stream.shape === "list" ? 12 : 6));
   return [
     titled && h("h4", null, stream.title),
     level,
-    beside ? h("div", { class: "ch-beside" }, h("div", null, place, key), best) : [place, key],
+    overPicture ? h("div", { class: "ch-beside" }, h("div", null, place, key), best) : [place, key],
     steps(document_, card, stream, state, choose),
-    !beside && best,
+    !overPicture && best,
   ];
 };
 
@@ -109,8 +110,14 @@ const drawPlace = (document_, stream, scale, own, part, state, told, point) => {
   if (stream.shape === "boxes") return regions({ boxes: part.units.boxes }, scale, picture, told, (unit) => point(stream, unit));
   if (stream.shape === "time") return overTime(state.step === null ? own.moments : scale.scores.map((score, place) => [scale.labels[place], score]), scale.full, own.signed);
   if (stream.shape !== "grid") return null;
-  const kept = units(part), patches = { ...scale, scores: kept.map((unit) => scale.scores[unit]) };
-  return overlay({ grid: part.units.grid, size: stream.size }, patches, picture, found, state, (patch) => told(kept[patch]), state.step);
+  const kept = units(part), cut = state.step === null ? own.cut : own.cuts?.[state.step], patches = { ...scale, cut, scores: kept.map((unit) => scale.scores[unit]) };
+  return overlay({ grid: part.units.grid, size: stream.size, objects: objectsOf(found, own, patches, kept) }, patches, picture, found, state, (patch) => told(kept[patch]), state.step);
+};
+
+// What a detector found, each with its own scores of the patches and the score from which on they are its mask.
+const objectsOf = (found, own, patches, kept) => {
+  const rows = own.cuts && rowsOf(own.arrays.matrix);
+  return found.map(({ step }) => ({ step, cut: own.cuts ? own.cuts[step] : own.cut, scores: rows ? kept.map((unit) => rows[step][unit]) : patches.scores }));
 };
 
 const units = (part) => part.units.special.flatMap((special, place) => (special ? [] : [place]));
@@ -119,6 +126,7 @@ const units = (part) => part.units.special.flatMap((special, place) => (special 
 const tellOf = (document_, card, stream, state, scale, unit) => {
   const lines = [[scale.labels[unit], number(scale.scores[unit], 5)]];
   if (scale.inside?.[unit]) lines.push([`in ${scale.inside[unit]}`, ""]);
+  if (scale.evidence?.includes(unit)) lines.push(["marked as evidence", ""]);
   if (document_.cards.length > 1) for (const other of document_.cards) {
     if (other !== card) lines.push([other.title, number(scaleOf(other, stream, { ...state, step: null }).scores[unit], 3)]);
   }
@@ -128,10 +136,10 @@ const tellOf = (document_, card, stream, state, scale, unit) => {
 const steps = (document_, card, stream, state, choose) => {
   const found = card.streams[stream.stream].arrays.matrix, part = partOf(card, stream);
   if (found?.corner !== "step") return null;
-  const rows = rowsOf(found), caption = h("p", { class: "ch-label" }, `Step by step; full colour is ${number(found.full, 3)}`);
+  const rows = rowsOf(found), caption = h("p", { class: "ch-label" }, `${document_.found.length ? "Object by object" : "Step by step"}; full colour is ${number(found.full, 3)}`);
   if (stream.shape === "grid") {
     const kept = units(part), maps = rows.map((row) => kept.map((unit) => row[unit]));
-    return h("div", null, caption, smallMaps({ grid: part.units.grid, size: stream.size }, maps, found.full, document_.picture, document_.found, found.rows, choose));
+    return h("div", null, caption, smallMaps({ grid: part.units.grid, size: stream.size }, maps, found.full, document_.picture, document_.found, found.rows, choose, card.streams[stream.stream].cuts));
   }
   return h("div", null, caption, matrix({ rows: found.rows, columns: stream.labels, values: rows.flat(), full: found.full,
     label: "Step by unit", corner: "step", chosen: state.step, choose, largest: stream.labels.length <= 32 ? 26 : 16 }));
@@ -145,7 +153,7 @@ const more = (document_, card, state) => {
   for (const stream of document_.streams) {
     const of = several ? ` of ${stream.stream}` : "", own = card.streams[stream.stream].arrays, part = partOf(card, stream);
     const count = part.scores.length, scale = () => scaleOf(card, stream, { step: null, words: state.words });
-    made.push(folded(count === 1 ? `The one score${of}` : `All ${count} scores${of}`, () => everyScore(scale())));
+    made.push(folded(count === 1 ? `The one score${of}` : `All ${count} scores${of}`, () => everyScore(scale()), count > LONG));
     if (own.matrix?.corner === "row") made.push(folded(`Row by row${of}`, () => named(own.matrix, stream, "The scores of each row", true)));
     if (own.layers) made.push(folded(`Layer by layer${of}`, () => layers(document_, own.layers, stream, part)));
     if (own.heads) made.push(folded(`Heads${of}`, () => heads(own.heads, stream, part)));
@@ -179,23 +187,6 @@ const heads = (packed, stream, part) => {
   const full = Math.max(...weight) || 1;
   return [h("p", { class: "ch-label" }, `What each head gives in all; full colour is ${number(full, 3)}. Choose one to see to which units.`),
     matrix({ rows: packed.rows.map((layer) => `layer ${layer}`), columns: packed.columns.map((head) => `head ${head}`), values: weight, full, label: "Layer by head", largest: 26, choose }), below];
-};
-
-// Which units of one stream look at which of another; over a picture, the regions of the one that is pointed at light up.
-const between = (document_) => {
-  const { from, to, weights, rows } = document_.links, values = unpacked(weights), [, width] = weights.shape, full = weights.full;
-  const [left, right] = [from, to].map((name) => document_.streams.find(({ stream }) => stream === name));
-  const every = Array.from(values, (weight, place) => [Math.floor(place / width), place % width, weight / full]);
-  const boxes = partOf(document_.cards[0], right).units.boxes, picture = document_.picture && boxes && h("div", { class: "ch-stack" },
-    image(document_.picture, "", true), boxes.map((box, unit) => box && h("i", { class: "ch-lit", "data-unit": unit, style: place(box) })));
-  const point = (side, unit) => picture && boxes.forEach((_, region) => {
-    const lit = picture.querySelector(`[data-unit="${region}"]`);
-    const weight = unit === null ? 0 : side === 0 ? values[unit * width + region] / full : Number(region === unit);
-    lit?.style.setProperty("--s", weight);
-  });
-  return h("section", { class: "ch-panel" }, h("h3", null, `${left.title} and ${right.title.toLowerCase()}`),
-    h("p", { class: "ch-note" }, `${rows}; the strongest link is ${number(full, 3)}. Point at a unit to see its links alone.`),
-    h("div", { class: "ch-beside" }, links({ left: left.labels, right: right.labels, every, names: [left.title, right.title], verbs: ["looks at", "is looked at by"], point }), picture && h("figure", { class: "ch-regions" }, picture)));
 };
 
 const facts = (rows) => h("table", { class: "ch-facts" }, h("tbody", null, rows.map(([key, value]) =>

@@ -40,10 +40,10 @@ export const draw = (element, document_, options = {}) => {
   element.replaceChildren(view(document_, options));
 };
 
-// What is folded away is opened for printing.
+// What is folded away is opened for printing, but for lists that would fill pages.
 let opened = [];
 addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll(".clearhead details:not([open])")];
+  opened = [...document.querySelectorAll(".clearhead details:not([open], .ch-long)")];
   for (const part of opened) { part.fill?.(); part.open = true; }
   redraw();
 });
@@ -53,7 +53,8 @@ addEventListener("afterprint", () => opened.forEach((part) => { part.open = fals
 export const start = () => {
   for (const data of document.querySelectorAll("script.ch-data")) {
     const home = data.parentElement;
-    if (home.dataset.drawn || ("plots" in data.dataset && !probe)) continue; // of another cell, which brings what draws it
+    const drawable = { plots: probe, attention };
+    if (home.dataset.drawn || data.dataset.needs?.split(" ").some((name) => !drawable[name])) continue; // of another cell, which brings what draws it
     home.dataset.drawn = "yes";
     home.querySelector(".ch-plain")?.remove();
     const place = h("div");

@@ -18,6 +18,13 @@ export const paintSign = (element, value) => painted(element, Math.sign(value) *
 // One colour for each theme, as a style takes it.
 export const themed = (light, dark) => (BOTH ? `light-dark(${light}, ${dark})` : light);
 
+// Hues that differ in lightness, too, so that nobody has to tell them apart by hue alone: lightness, chroma, hue.
+export const INKS = [[0, 0.15, 50], [-0.14, 0.14, 255], [0.05, 0.12, 165], [-0.2, 0.14, 330], [0.04, 0.1, 225], [-0.08, 0.16, 20], [0.02, 0.11, 110], [-0.16, 0.1, 290]];
+export const shade = (place, middle) => {
+  const [light, chroma, hue] = INKS[place % INKS.length];
+  return `oklch(${(middle + light).toFixed(2)} ${chroma} ${hue})`;
+};
+
 const painted = (element, step) => {
   const place = step + LEVELS;
   element.style.setProperty("--c", themed(LIGHT[place], DARK[place]));
@@ -44,7 +51,7 @@ export const pixels = (dark) => PIXELS[dark ? "dark" : "light"];
 export const glaze = (value, full) => {
   if (isMissing(value)) return [...TABLES.light[2 * LEVELS + 1], 230];
   const share = Math.max(-1, Math.min(1, value / full));
-  const strong = Math.round(Math.sign(share) * Math.max(Math.abs(share), 0.6) * LEVELS);
+  const strong = Math.round(Math.sign(share) * Math.max(Math.abs(share), 0.85) * LEVELS);
   return [...TABLES.light[strong + LEVELS], Math.round(255 * Math.abs(share) ** 0.8)];
 };
 

@@ -29,8 +29,8 @@ export const choice = (label, names, chosen, choose) => {
 };
 
 // Something folded away, made when it is first opened.
-export const folded = (summary, make) => {
-  const details = h("details", { toggle: () => { if (details.open) details.fill(); } }, h("summary", null, summary));
+export const folded = (summary, make, long = false) => {
+  const details = h("details", { class: long && "ch-long", toggle: () => { if (details.open) details.fill(); } }, h("summary", null, summary));
   details.fill = () => {
     if (details.childElementCount === 1) details.append(...[make()].flat().filter(Boolean));
   };

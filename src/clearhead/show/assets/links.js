@@ -1,7 +1,8 @@
 // Two columns with lines between them, the stronger, the thicker: a head's units, or the words and regions of a picture.
-import { h } from "./dom.js";
+import { h, choice, unpacked } from "./dom.js";
 import { number, short } from "./format.js";
 import { styled, whenColoursChange } from "./colour.js";
+import { image, place } from "./picture.js";
 import { cursor, hush, tell } from "./tip.js";
 
 const WIDE = 180;
@@ -36,6 +37,7 @@ export const links = ({ left, right, every, alone, names, verbs, point }) => {
   };
   const told = (side, unit) => [[`${sides[side][unit]} ${verbs[side]}`, ""],
     ...of(side, unit).sort((a, b) => b[2] - a[2]).slice(0, 5).map((link) => [sides[1 - side][link[1 - side]], number(link[2], 2)])];
+  const columns = [];
   const column = (side) => {
     const items = sides[side].map((name, unit) => h("li", { "data-unit": unit, style: { height: `${step}px` } }, h("bdi", null, short(name, 16))));
     const list = h("ol", { class: "ch-ends", tabindex: 0, "aria-label": names[side] }, items);
@@ -62,11 +64,44 @@ export const links = ({ left, right, every, alone, names, verbs, point }) => {
       moveTo(0, Number(unit));
     });
     list.addEventListener("pointerleave", leave);
+    columns[side] = (unit) => {
+      if (unit === null) return leave();
+      show(unit);
+      const own = items[unit]; // brought into sight without moving the page
+      frame.scrollTop = Math.max(Math.min(frame.scrollTop, own.offsetTop - frame.offsetTop), own.offsetTop - frame.offsetTop + own.offsetHeight - frame.clientHeight);
+    };
     return list;
   };
   const frame = h("div", { class: "ch-scroll ch-links", tabindex: 0, role: "region", "aria-label": `${names[0]} and ${names[1].toLowerCase()}` }, column(0), canvas, column(1));
   const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
   seen.observe(frame);
   whenColoursChange(canvas, draw);
+  frame.point = (side, unit) => columns[side](unit);
   return frame;
+};
+
+// Which units of one stream look at which of another, one way or the other; over the picture, those that the unit under
+// the pointer looks at light up, and pointing at one of them shows its links.
+export const between = ({ ways, ends }, picture) => {
+  const box = h("div");
+  const show = (way) => box.replaceChildren(oneWay(ways[way], ends, picture));
+  show(0);
+  const named = ({ from, to }) => `${ends[from].title} → ${ends[to].title.toLowerCase()}`;
+  return h("section", { class: "ch-panel" }, h("h3", null, `${ends[ways[0].from].title} and ${ends[ways[0].to].title.toLowerCase()}`),
+    ways.length > 1 && choice("Who looks at whom", ways.map(named), 0, show), box);
+};
+
+const oneWay = ({ from, to, weights, rows }, ends, picture) => {
+  const values = unpacked(weights), [, width] = weights.shape, full = weights.full, sides = [ends[from], ends[to]];
+  const every = Array.from(values, (weight, at) => [Math.floor(at / width), at % width, weight]);
+  const drawn = sides.findIndex(({ boxes }) => boxes), boxes = sides[drawn]?.boxes;
+  const of = (side, unit, other) => (side === 0 ? values[unit * width + other] : values[other * width + unit]) / full;
+  const lit = picture && boxes ? boxes.map((box, unit) => box && h("i", { class: "ch-lit", "data-unit": unit, style: place(box),
+    pointerenter: () => frame.point(drawn, unit), pointerleave: () => frame.point(drawn, null) })) : [];
+  const point = (side, unit) => lit.forEach((one, other) =>
+    one?.style.setProperty("--s", unit === null ? 0 : side === drawn ? Number(other === unit) : of(side, unit, other)));
+  const frame = links({ left: sides[0].labels, right: sides[1].labels, every, names: sides.map(({ title }) => title), verbs: ["looks at", "is looked at by"], point });
+  const over = lit.length > 0 && h("figure", { class: "ch-regions" }, h("div", { class: "ch-stack" }, image(picture, "The picture", true), lit));
+  return h("div", null, h("p", { class: "ch-note" }, `${rows}; the strongest link is ${number(full, 3)}. Point at a unit to see its links alone.`),
+    h("div", { class: "ch-beside ch-joined" }, frame, over));
 };

@@ -1,7 +1,7 @@
 // Rows × columns of scores on a canvas: step × unit, layer × unit, layer × head, query × key. Small ones have names and
 // can be read as a table; large ones are one pixel or two for each cell, and the pointer says which it is.
 import { h, folded, scrolled } from "./dom.js";
-import { number, short } from "./format.js";
+import { aligned, number, short } from "./format.js";
 import { isDark, level, pixels, styled, whenColoursChange } from "./colour.js";
 import { INK_ON_DARK, INK_ON_LIGHT, LEVELS } from "./palette.js";
 import { cursor, hush, tell } from "./tip.js";
@@ -153,8 +153,8 @@ const described = ({ label, rows, columns, values, words }) => {
   return `${label}, ${rows.length} × ${columns.length}; strongest: ${rows[row]}, ${columns[column]}: ${words?.[row][column] ?? number(values[best], 3)}`;
 };
 
-const table = ({ rows, columns, values, label, words, corner = "" }) =>
+const table = ({ rows, columns, values, full, label, words, corner = "" }) =>
   scrolled(label, h("table", { class: "ch-numbers" },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, corner), columns.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows.map((name, row) => h("tr", null, h("th", { scope: "row" }, h("bdi", null, name)),
-      columns.map((_, column) => h("td", null, words?.[row][column] ?? number(values[row * columns.length + column], 3))))))));
+      columns.map((_, column) => h("td", null, words?.[row][column] ?? aligned(values[row * columns.length + column], full))))))));

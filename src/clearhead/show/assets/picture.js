@@ -1,9 +1,8 @@
 // Scores over a picture: a smooth heat map or its patches with an opacity, a mask above a threshold; boxes of regions and
 // of what was found. The picture is the light table's, whatever the page, because a photograph has no dark side.
 import { h, choice } from "./dom.js";
-import { number } from "./format.js";
-import { isMissing } from "./format.js";
-import { glaze, level, paint } from "./colour.js";
+import { isMissing, number } from "./format.js";
+import { glaze, level, paint, shade } from "./colour.js";
 import { LEVELS } from "./palette.js";
 import { cursor, hush, tell } from "./tip.js";
 
@@ -16,9 +15,14 @@ export const place = ([left, top, right, bottom]) => {
 export const image = (picture, alt, grey) => h("img", { src: picture.src, alt, width: picture.width, height: picture.height,
   class: `${picture.small ? "ch-pixels" : ""}${grey ? " ch-grey" : ""}` });
 
-// The boxes of what was found; `only` one step, or all of them.
-export const found = (boxes, named, only = null) => boxes.filter(({ step }) => only === null || step === only).map(({ label, box }) =>
-  h("i", { class: "ch-box", style: place(box), title: label }, named && h("b", null, label)));
+// The boxes of what was found; `only` one step, or all of them; each in its `own` colour with its name, if asked for.
+// A name stands above its box, or inside where there is no room above, and begins at the right edge near that of the picture.
+export const found = (boxes, named, only = null, own = false) => boxes.filter(({ step }) => only === null || step === only).map(({ step, label, box }) => {
+  const colour = own && inkOf(step), where = `${box[1] < 0.09 ? " ch-inside" : ""}${box[0] > 0.7 ? " ch-ending" : ""}`;
+  return h("i", { class: `ch-box${own ? " ch-own" : ""}${where}`, style: { ...place(box), ...(own && { "border-color": colour }) }, title: label },
+    named && h("b", { style: own ? { background: colour } : {} }, label));
+});
+const inkOf = (step) => shade(step, 0.56); // dark enough for white letters
 
 export const seen = (picture, boxes) => h("figure", { class: "ch-picture" },
   h("div", { class: "ch-stack" }, image(picture, "The picture as the model saw it"), found(boxes, true)),
@@ -41,6 +45,30 @@ const smooth = (values, rows, columns, height, width) => {
   return made;
 };
 
+// A mask in one colour: its inside veiled, its edge firm.
+const veil = (context, values, cut, height, width, colour, inner) => {
+  const one = h("canvas", { width, height }), own = one.getContext("2d"), made = own.createImageData(width, height);
+  const inside = (y, x) => y >= 0 && x >= 0 && y < height && x < width && values[y * width + x] >= cut;
+  for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) if (inside(y, x)) {
+    const amid = inside(y - 1, x) && inside(y + 1, x) && inside(y, x - 1) && inside(y, x + 1);
+    made.data[4 * (y * width + x) + 3] = amid ? inner : 255;
+  }
+  own.putImageData(made, 0, 0);
+  own.globalCompositeOperation = "source-in";
+  own.fillStyle = colour;
+  own.fillRect(0, 0, width, height);
+  context.drawImage(one, 0, 0);
+};
+
+// Every object in a colour of its own: its scores, cut as Explanation.mask cuts them. objects: { step, scores, cut }
+const veils = (canvas, objects, rows, columns, height, width, inner) => {
+  canvas.width = width;
+  canvas.height = height;
+  for (const { step, scores, cut } of objects) {
+    if (!isMissing(cut)) veil(canvas.getContext("2d"), smooth(scores, rows, columns, height, width), cut, height, width, inkOf(step), inner);
+  }
+};
+
 // Paints one pixel for each value; colour(value): red, green, blue, opacity.
 const fill = (canvas, values, rows, columns, colour) => {
   canvas.width = columns;
@@ -50,28 +78,34 @@ const fill = (canvas, values, rows, columns, colour) => {
   context.putImageData(made, 0, 0);
 };
 
-const WAYS = ["Heat map", "Patches", "Mask"];
+const WAYS = ["Heat map", "Patches", "Mask", "Objects"], OPACITY = 85;
 
-// stream: grid and size; scale: scores of the patches in their order, full; told(patch), which(patch): its unit
+// stream: grid, size, objects (of a detector: step, scores, cut); scale: scores of the patches in their order, full, cut
+// told(patch): the lines to say
 export const overlay = (stream, scale, picture, boxes, state, told, only) => {
-  const [rows, columns] = stream.grid, [width, height] = stream.size;
+  const [rows, columns] = stream.grid, [width, height] = stream.size, tall = 160, wide = Math.max(1, Math.round(tall * width / height));
+  const objects = stream.objects.filter(({ step }) => only === null || step === only), ways = objects.length ? WAYS : WAYS.slice(0, 3);
+  const chosen = () => state.sliders[state.way] ?? (WAYS[state.way] !== "Mask" ? OPACITY : isMissing(scale.cut) ? 50 : Math.max(0, Math.min(100, Math.round(100 * scale.cut / scale.full))));
   const heat = h("canvas", { class: "ch-heat", role: "img", "aria-label": said(scale, stream) });
   const frame = h("i", { class: "ch-patch", hidden: true, "aria-hidden": "true" });
   const stack = h("div", { class: "ch-stack", tabindex: 0, role: "group", "aria-label": "Heat map: arrow keys move from patch to patch",
-    style: { "aspect-ratio": `${width} / ${height}` } }, picture && image(picture, ""), heat, found(boxes, false, only), frame);
+    style: { "aspect-ratio": `${width} / ${height}` } }, picture && image(picture, ""), heat, found(boxes, false, only), objects.length > 0 && found(boxes, true, only, true), frame);
   const shown = h("output", { class: "ch-note" });
   const slider = h("input", { type: "range", min: 0, max: 100, class: "ch-opacity", input: () => { state.sliders[state.way] = Number(slider.value); draw(); } });
   const draw = () => {
-    const way = WAYS[state.way], value = state.sliders[state.way];
+    const way = WAYS[state.way], value = chosen();
     slider.value = value;
-    slider.setAttribute("aria-label", way === "Mask" ? "Threshold of the mask" : "Opacity of the heat map");
+    slider.setAttribute("aria-label", way === "Mask" ? "Threshold of the mask" : way === "Objects" ? "Opacity of the masks" : "Opacity of the heat map");
     stack.classList.toggle("ch-masked", way === "Mask");
+    stack.classList.toggle("ch-objects", way === "Objects");
     heat.classList.toggle("ch-pixels", way === "Patches");
     heat.style.opacity = way === "Mask" ? 1 : value / 100;
     if (way === "Patches") {
       fill(heat, scale.scores, rows, columns, (score) => glaze(score, scale.full));
+    } else if (way === "Objects") {
+      veils(heat, objects, rows, columns, tall, wide, 110);
     } else {
-      const tall = 160, wide = Math.max(1, Math.round(160 * width / height)), values = smooth(scale.scores, rows, columns, tall, wide);
+      const values = smooth(scale.scores, rows, columns, tall, wide);
       if (way === "Heat map") fill(heat, values, tall, wide, (score) => glaze(score, scale.full));
       else fill(heat, values, tall, wide, (score) => (score >= value / 100 * scale.full ? [0, 0, 0, 0] : [250, 250, 250, 225]));
     }
@@ -98,7 +132,7 @@ export const overlay = (stream, scale, picture, boxes, state, told, only) => {
   stack.addEventListener("pointerleave", leave);
   draw();
   return h("figure", { class: "ch-overlay" }, stack, h("figcaption", null,
-    choice("How scores are drawn", WAYS, state.way, (way) => { state.way = way; draw(); }), slider, shown));
+    choice("How scores are drawn", ways, state.way, (way) => { state.way = way; draw(); }), h("span", { class: "ch-slide" }, slider, shown)));
 };
 
 const said = (scale, stream) => {
@@ -107,12 +141,15 @@ const said = (scale, stream) => {
   return `Heat map; strongest patch: row ${Math.floor(best / stream.grid[1])}, column ${best % stream.grid[1]}: ${number(scale.scores[best], 3)}`;
 };
 
-// A small map for each row of scores, the picture below each of them.
-export const smallMaps = (stream, rows, full, picture, boxes, names, choose) => h("div", { class: "ch-small" }, rows.map((scores, row) => {
+// A small map for each row of scores, the picture below each of them; where objects were found, the box and the mask of each.
+export const smallMaps = (stream, rows, full, picture, boxes, names, choose, cuts) => h("div", { class: `ch-small${cuts ? " ch-large" : ""}` }, rows.map((scores, row) => {
   const [width, height] = stream.size, heat = h("canvas", { class: "ch-heat ch-pixels", "aria-hidden": "true" });
   fill(heat, scores, ...stream.grid, (score) => glaze(score, full));
-  const stack = h("div", { class: "ch-stack", style: { "aspect-ratio": `${width} / ${height}` } }, picture && image(picture, "", true), heat, found(boxes, false, row));
-  const caption = h("figcaption", null, h("bdi", null, names[row]));
+  const edge = cuts && h("canvas", { class: "ch-heat", "aria-hidden": "true" }), tall = 120, wide = Math.max(1, Math.round(tall * width / height));
+  if (edge) veils(edge, [{ step: row, scores, cut: cuts[row] }], ...stream.grid, tall, wide, 0);
+  const stack = h("div", { class: "ch-stack", style: { "aspect-ratio": `${width} / ${height}` } }, picture && image(picture, "", true), heat, edge, found(boxes, false, row, Boolean(cuts)));
+  const inside = cuts && scores.filter((score) => score >= cuts[row]).length / scores.length;
+  const caption = h("figcaption", null, h("bdi", null, names[row]), cuts && h("span", null, isMissing(cuts[row]) ? ", no mask" : `, mask of ${Math.round(100 * inside)} %`));
   if (!choose) return h("figure", null, stack, caption);
   return h("button", { type: "button", class: "ch-map", click: () => choose(row) }, stack, caption);
 }));

@@ -1,20 +1,16 @@
 // Plots with axes: lines, bars, boxes and points, with their intervals. Every one is also a table of its figures.
 import { h, svg, folded, unpacked } from "./dom.js";
-import { isMissing, number, short } from "./format.js";
-import { themed } from "./colour.js";
+import { aligned, isMissing, number, short } from "./format.js";
+import { INKS, shade, themed } from "./colour.js";
 import { matrix } from "./matrix.js";
 import { smallMaps } from "./picture.js";
 import { intervals, table } from "./figures.js";
 
 const WIDE = 460, SMALL = 260, HIGH = 250, LEFT = 50, RIGHT = 12, TOP = 14, FOOT = 40;
-// Hues that differ in lightness, too, so that nobody has to tell them apart by hue alone: lightness, chroma, hue.
-const INKS = [[0, 0.15, 50], [-0.14, 0.14, 255], [0.05, 0.12, 165], [-0.2, 0.14, 330], [0.04, 0.1, 225], [-0.08, 0.16, 20], [0.02, 0.11, 110], [-0.16, 0.1, 290]];
+const BANDS = 8; // of more lines, intervals are under the pointer and in the table alone
 const DASHES = [null, "7 3", "2 3", "8 3 2 3"];
 
-const ink = (place, grey) => {
-  const [light, chroma, hue] = INKS[place % INKS.length], shade = (middle) => `oklch(${(middle + light).toFixed(2)} ${chroma} ${hue})`;
-  return grey ? "var(--faint)" : themed(shade(0.61), shade(0.76));
-};
+const ink = (place, grey) => (grey ? "var(--faint)" : themed(shade(place, 0.61), shade(place, 0.76)));
 const painted = (place, grey) => ({ style: { stroke: ink(place, grey), fill: ink(place, grey) } });
 
 // Round numbers from low to high.
@@ -68,7 +64,14 @@ const figured = ({ title, caption = title, small }, picture, legend, heads, rows
   caption && h("figcaption", { class: "ch-label" }, caption), picture, legend.some(Boolean) && h("div", { class: "ch-names-of" }, legend),
   h("div", { class: "ch-more" }, folded("These figures as a table", () => table({ caption: title, heads, rows }))));
 
-const spanned = (value, low, high) => (isMissing(low) || isMissing(value) ? number(value, 3) : `${number(value, 3)} [${number(low, 3)}, ${number(high, 3)}]`);
+// A value with its interval, to the same places as all others of its axis.
+const spanned = ({ low: least, high: most }, value, low, high) => {
+  const said = (one) => (isMissing(one) ? number(one) : aligned(one, Math.max(Math.abs(least), Math.abs(most))));
+  return isMissing(low) || isMissing(value) ? said(value) : `${said(value)} [${said(low)}, ${said(high)}]`;
+};
+
+// Which hue each series has: controls are grey and take none.
+const hues = (series) => series.map((one, place) => series.slice(0, place).filter((other) => Boolean(other.grey) === Boolean(one.grey)).length);
 
 const SHAPES = [
   (x, y) => svg("circle", { cx: x, cy: y, r: 2.8 }), (x, y) => svg("rect", { x: x - 2.6, y: y - 2.6, width: 5.2, height: 5.2 }),
@@ -85,20 +88,20 @@ export const curves = (given) => {
   const { across, lines, level, dots = lines.every((line) => line.x.length <= 26) } = given;
   const xs = numbers(lines.flatMap((line) => line.x), { whole: given.whole, tight: true });
   const ys = numbers([...lines.flatMap((line) => [...line.y, ...(line.low ?? []), ...(line.high ?? [])]), level?.at ?? 0], { range: given.range });
-  const look = (line, place) => ({ ...painted(place, line.grey), "stroke-dasharray": line.grey ? DASHES[1] : DASHES[Math.floor(place / INKS.length) % DASHES.length] });
+  const own = hues(lines), look = (line, place) => ({ ...painted(own[place], line.grey), "stroke-dasharray": line.grey ? DASHES[1] : DASHES[Math.floor(own[place] / INKS.length) % DASHES.length] });
   const known = (line) => [...line.x.keys()].filter((i) => !isMissing(line.y[i]));
   const said = lines.map((line) => { const seen = known(line); return seen.length ? `${line.name} from ${number(line.y[seen[0]], 3)} to ${number(line.y[seen.at(-1)], 3)}` : line.name; }).join("; ");
   const picture = framed(given, xs, ys, said, (x, y) => {
     const path = (points) => points.map(([a, b], place) => `${place ? "L" : "M"}${x(a).toFixed(1)},${y(b).toFixed(1)}`).join("");
     const band = (line) => known(line).filter((i) => !isMissing(line.low[i]));
     return [
-      lines.map((line, place) => line.low && svg("path", { class: "ch-band", ...look(line, place), d: `${path(band(line).map((i) => [line.x[i], line.low[i]]))}${path(band(line).reverse().map((i) => [line.x[i], line.high[i]])).replace("M", "L")}Z` })),
+      lines.length <= BANDS && lines.map((line, place) => line.low && svg("path", { class: "ch-band", ...look(line, place), d: `${path(band(line).map((i) => [line.x[i], line.low[i]]))}${path(band(line).reverse().map((i) => [line.x[i], line.high[i]])).replace("M", "L")}Z` })),
       lines.map((line, place) => [svg("path", { class: "ch-line", ...look(line, place), d: path(known(line).map((i) => [line.x[i], line.y[i]])) }, svg("title", null, line.name)),
-        dots && known(line).map((i) => shape(place, x(line.x[i]), y(line.y[i]), `${line.names?.[i] ?? `${line.name}, ${across ?? "x"} ${number(line.x[i], 3)}`}: ${spanned(line.y[i], line.low?.[i], line.high?.[i])}`, line.grey))])];
+        dots && known(line).map((i) => shape(own[place], x(line.x[i]), y(line.y[i]), `${line.names?.[i] ?? `${line.name}, ${across ?? "x"} ${number(line.x[i], 3)}`}: ${spanned(ys, line.y[i], line.low?.[i], line.high?.[i])}`, line.grey))])];
   });
-  const sample = (line, place) => sampled([svg("line", { class: "ch-line", x1: 0, x2: 22, y1: 5, y2: 5, ...look(line, place) }), dots && shape(place, 11, 5, null, line.grey)], line.name);
+  const sample = (line, place) => sampled([svg("line", { class: "ch-line", x1: 0, x2: 22, y1: 5, y2: 5, ...look(line, place) }), dots && shape(own[place], 11, 5, null, line.grey)], line.name);
   const places = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-  const cell = (line, at) => { const i = line.x.indexOf(at); return i < 0 ? "–" : spanned(line.y[i], line.low?.[i], line.high?.[i]); };
+  const cell = (line, at) => { const i = line.x.indexOf(at); return i < 0 ? "–" : spanned(ys, line.y[i], line.low?.[i], line.high?.[i]); };
   return figured(given, picture, [...(lines.length > 1 || level ? lines.map(sample) : []), leveled(level)], [across ?? "x", ...lines.map((line) => line.name)], places.map((at) => [number(at, 3), ...lines.map((line) => cell(line, at))]));
 };
 
@@ -107,7 +110,7 @@ export const bars = (given) => {
   const { across, groups, series, stacked, level } = given, every = series.flatMap((one) => one.cells).filter(Boolean);
   const sums = groups.map((_, group) => series.reduce((sum, one) => sum + (one.cells[group]?.value ?? 0), 0));
   const ys = numbers([...(stacked ? sums : every.flatMap((cell) => [cell.value, cell.low, cell.high, cell.level])), level?.at ?? 0], { range: given.range, whole: given.whole });
-  const words = (cell) => (cell === null ? "–" : cell.said ?? spanned(cell.value, cell.low, cell.high) + (cell.mark ? ` ${cell.mark}` : ""));
+  const words = (cell) => (cell === null ? "–" : cell.said ?? spanned(ys, cell.value, cell.low, cell.high) + (cell.mark ? ` ${cell.mark}` : ""));
   const most = series.map((one) => { const best = one.cells.reduce((found, cell, group) => (cell && !(cell.value <= (one.cells[found]?.value ?? -Infinity)) ? group : found), 0); return `${one.name || "largest"}: ${groups[best]} ${words(one.cells[best])}`; });
   const width = stacked ? 0.9 : 0.84 / series.length;
   const picture = framed(given, named(groups, given.sparse ? 10 : 40), ys, `largest of ${most.join("; ")}`, (x, y) => groups.map((group, at) => {
@@ -170,7 +173,7 @@ export const map = (given) => {
   return h("figure", { class: "ch-curves ch-wide-map" }, title && h("figcaption", { class: "ch-label" }, title),
     matrix({ rows, columns, values, full: given.values.full, weights: given.weights, marks: given.marks, words, label: title || `${up} by ${across}`, corner: up, written: given.written, largest: given.written ? 46 : small ? 18 : 26, room: small ? 300 : 980,
       told: (row, column) => [[`${rows[row]}, ${columns[column]}`, words?.[row][column] ?? number(values[row * columns.length + column], 3)]] }),
-    h("p", { class: "ch-note" }, [`${up} by ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
+    h("p", { class: "ch-note" }, [`rows: ${up}; columns: ${across}; full colour is ${given.full_said ?? number(given.values.full, 3)}`, marked].filter(Boolean).join("; ")));
 };
 
 // Maps over pictures, one beside the other; every one says where it is strongest.

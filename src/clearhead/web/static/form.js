@@ -19,6 +19,7 @@ export class Form {
     id("use-example").addEventListener("change", () => this.showInputs());
     id("no-picture").addEventListener("click", () => this.drop());
     id("method-list").addEventListener("change", ({ target }) => this.tick(target));
+    for (const name of ["text", "pair"]) id(name).addEventListener("paste", (event) => this.bound(event));
     this.listenToDrops();
   }
 
@@ -100,6 +101,15 @@ export class Form {
     id("add-pair").textContent = shown ? "Leave out the second text" : "Add a second text";
     id("add-pair").setAttribute("aria-expanded", String(shown));
     if (!shown) id("pair").value = "";
+  }
+
+  // A text that is far too long would keep the browser busy before the server could say so.
+  bound(event) {
+    const length = event.target.value.length + event.clipboardData.getData("text/plain").length, { characters } = this.limits;
+    if (length <= characters) return;
+    event.preventDefault();
+    const said = (count) => count.toLocaleString("en");
+    this.complain(`The text would have ${said(length)} characters, and ${said(characters)} are the most that is taken: shorten it, or explain it with clearhead explain.`);
   }
 
   listenToDrops() {

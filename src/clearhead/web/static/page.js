@@ -1,7 +1,7 @@
 // The page: asks, listens, shows.
 import { draw } from "./assets/clearhead.js";
 import { Form } from "./form.js";
-import { Result, documentsIn } from "./results.js";
+import { Result, documentIn } from "./results.js";
 import { Visit } from "./visit.js";
 import { bytes, get, opened, post, stream } from "./talking.js";
 
@@ -137,9 +137,8 @@ const reopen = guarded(async (blob) => {
   if (!blob) return;
   const result = new Result(blob.name, "opened from a file");
   if (/\.html?$/i.test(blob.name)) {
-    const [found] = documentsIn(await blob.text());
-    if (!found) throw new Error(`${blob.name} is no page that clearhead saved.`);
-    result.view = found;
+    result.view = documentIn(await blob.text());
+    if (!result.view) throw new Error(`${blob.name} is no page that clearhead saved, or it is damaged.`);
   } else {
     const found = await opened(blob);
     found.explanations.forEach((one, place) => result.take(one, found.pictures[place]));

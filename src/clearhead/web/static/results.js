@@ -55,7 +55,14 @@ const save = (blob, name) => {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 };
 
-// The documents of a page that was saved earlier: data alone is read out of it, nothing of it runs.
-export const documentsIn = (html) => {
-  return [...html.matchAll(/<script\b[^>]*\bclass="?ch-data\b[^>]*>([^<]*)<\/script>/g)].map(([, data]) => JSON.parse(data));
+// The document of a page that was saved earlier, if it can be drawn: data alone is read out of it, nothing of it runs.
+export const documentIn = (html) => {
+  const [, data] = /<script\b[^>]*\bclass="?ch-data\b[^>]*>([^<]*)<\/script>/.exec(html) ?? [];
+  try {
+    const found = JSON.parse(data);
+    draw(document.createElement("div"), found);
+    return found;
+  } catch {
+    return null;
+  }
 };
