@@ -61,6 +61,14 @@ def test_a_table_for_people(clearhead: Clearhead, masked: Path, tmp_path: Path) 
     assert said.code == 0 and "modifier" in said.out and "right:" in said.out and "not done:" in said.out
 
 
+def test_functions_of_two_languages_are_different_functions(clearhead: Clearhead, masked: Path, tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "some.rb").write_text("def the(it)\n  it + 1\nend\ndef book(he)\n  he - 1\nend\n", encoding="utf-8")
+    told = ("--count", 4, "--permutations", 99, "--html", tmp_path / "code.html", "--json")
+    found = clearhead("bias", "code", tmp_path, "-m", masked, *told).json
+    assert found["questions"] == 4 and found["functions"] == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -103,7 +103,7 @@ class CodeStudy:
             "right by class": [_line(line) for line in self.rightness()],
             "classes": [_line(line) for line in self.table(self.by_class)],
             "parts": [_line(line) for line in self.table(self.by_part)],
-            "tested cells": None if self.attention is None else int((~np.isnan(self.attention.p)).sum()),
+            "tested cells": None if self.attention is None else self.attention.tested,
             "rate of false discoveries": RATE,
             "wrong against right": self.discoveries(),
             "attribution, wrong against right": self._attribution(),
@@ -203,8 +203,8 @@ def _mean(values: np.ndarray) -> np.ndarray:
     return np.asarray(values.reshape(len(values), -1).mean(1))
 
 
-def _plain(own: Interval) -> dict[str, float | int]:
-    return {"mean": own.mean, "low": own.low, "high": own.high, "count": own.count}
+def _plain(own: Interval) -> dict[str, float | int | None]:
+    return {"mean": _number(own.mean), "low": _number(own.low), "high": _number(own.high), "count": own.count}
 
 
 def _line(line: dict[str, Any]) -> dict[str, Any]:

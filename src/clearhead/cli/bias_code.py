@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,12 +106,12 @@ def _show(found: "CodeStudy") -> None:
     put.print_table(list(lines[0]), lines)
     print(f"right: {found.accuracy} of {len(found.by_class)} questions")
     if found.attention is not None:
-        print(f"wrong against right: {len(found.discoveries())} of {found.attention.p.size} heads × classes differ")
+        print(f"wrong against right: {len(found.discoveries())} of {found.attention.tested} heads × classes differ")
     if found.detection is not None:
         parts = [f"{name} {own}" for name, own in found.detection.auroc.items()]
         print(f"telling that it is wrong (AUROC): {', '.join(parts)}")
     if found.change is not None:
-        print(f"against {found.other}: {int(found.change.found.sum())} of {found.change.p.size} heads × classes differ")
+        print(f"against {found.other}: {int(found.change.found.sum())} of {found.change.tested} heads × classes differ")
     for words in found.left_out:
         print(f"not done: {words}")
 
@@ -156,10 +157,13 @@ def _questions(
     for path in sources:
         for name, texts in _functions(path, languages).items():
             by_language.setdefault(name, []).extend(texts)
-    share = -(-count // len(by_language))
+    share, known = -(-count // len(by_language)), 0
     for name, texts in by_language.items():
         each = -(-share // len(texts))
-        found += asking.cloze(ex, _evenly(texts, 2 * share), name, each, seed)
+        own = asking.cloze(ex, _evenly(texts, 2 * share), name, each, seed)
+        # every language counts its functions from zero
+        found += [replace(one, function=(one.function or 0) + known) for one in own]
+        known += len(texts)
     return _evenly(found, count)
 
 
