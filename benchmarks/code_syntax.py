@@ -29,6 +29,7 @@ import clearhead
 from clearhead.bias.code import Measured, functions_of, looked_at, measure_both
 from clearhead.bias.questions import Question
 from clearhead.bias.syntax import CLASSES, PARTS
+from clearhead.files import whole
 
 FAMILIES = ("saliency", "integrated-gradients", "gradient-shap", "deeplift", "deeplift-shap")
 #: The model that is asked each kind of question, and by which methods its answers are explained.
@@ -38,8 +39,10 @@ ASKED = {
     "pairs": ("zoo:code-clone", FAMILIES),
     "translation": ("zoo:code-translate", FAMILIES),
 }
-#: Questions are measured so many at a time.
-CHUNK = 4
+#: Questions are measured, and what was measured is stored, so many at a time.
+CHUNK = 2
+#: By class, by part of the tree, and what the model before fine-tuning looks at.
+Part = tuple[Measured, Measured, np.ndarray | None]
 #: The models that others were fine-tuned from.
 BEFORE = {"pairs": "zoo:code"}
 #: Python functions of more characters are left out: they would take most of the time. Every word of a translation is
@@ -149,10 +152,16 @@ def measure(options: argparse.Namespace) -> None:
             if options.seconds and time.monotonic() - started > options.seconds:
                 break
             parts.append(models.measured(mine[start : start + CHUNK]))
-        by_class, by_part = (joined([one[n] for one in parts], (CLASSES, PARTS)[n]) for n in range(2))
-        others = [among(one[2], one[0].classes, by_class.classes) for one in parts if one[2] is not None]
-        path.write_bytes(pickle.dumps((by_class, by_part, np.concatenate(others) if others else None)))
-        print(f"{name} {part}/{of}: {len(by_class)} of {len(mine)} questions", flush=True)
+            store(path, parts)
+            print(f"{name} {part}/{of}: {start + len(parts[-1][0])} of {len(mine)} questions", flush=True)
+
+
+def store(path: Path, parts: Sequence[Part]) -> None:
+    """After every few questions, and the file whole or not at all: a run that is cut keeps what it has."""
+    by_class, by_part = (joined([one[n] for one in parts], (CLASSES, PARTS)[n]) for n in range(2))
+    others = [among(one[2], one[0].classes, by_class.classes) for one in parts if one[2] is not None]
+    with whole(path) as partial:
+        partial.write_bytes(pickle.dumps((by_class, by_part, np.concatenate(others) if others else None)))
 
 
 class Models:
@@ -160,10 +169,10 @@ class Models:
 
     def __init__(self, name: str, device: str) -> None:
         model, self.methods = ASKED[name]
-        self.model = clearhead.load(model, device=device)
-        self.before = clearhead.load(BEFORE[name], device=device) if name in BEFORE else None
+        self.model = clearhead.load(model, device=device, dtype=torch.float32)
+        self.before = clearhead.load(BEFORE[name], device=device, dtype=torch.float32) if name in BEFORE else None
 
-    def measured(self, questions: Sequence[Question]) -> tuple[Measured, Measured, np.ndarray | None]:
+    def measured(self, questions: Sequence[Question]) -> Part:
         by_class, by_part = measure_both(self.model, questions, methods=self.methods)
         seen = None if self.before is None else looked_at(self.before, questions, by_class.classes)
         return by_class, by_part, seen
