@@ -115,6 +115,7 @@ class CodeStudy:
                 "wrong": self.detection.wrong,
             },
             "compared with": self.other or None,
+            "compared cells": None if self.change is None else self.change.tested,
             "changed cells": None if self.change is None else int(self.change.found.sum()),
             "left out": list(self.left_out),
         }
