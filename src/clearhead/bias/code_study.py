@@ -179,6 +179,10 @@ def concluded(by_class: Measured, by_part: Measured, permutations: int = PERMUTA
     own = by_class.functions
     fewest = int(min(right.sum(), (~right).sum()))
     left_out, attention, attribution, detection = [], None, None, None
+    if len(right) > 1 and len(np.unique(own)) == 1:
+        left_out.append(
+            f"intervals: all {len(right)} questions are about one function, or joined by functions they share"
+        )
     if fewest < FEW:
         left_out.append(f"wrong against right: {int((~right).sum())} wrong and {int(right.sum())} right answers")
     else:

@@ -136,7 +136,14 @@ def _questions(
     seed: int,
 ) -> "list[Question]":
     from clearhead.bias import questions as asking
+    from clearhead.subjects.answers import Answering
+    from clearhead.subjects.masked import MaskedLanguageModel
 
+    writes = isinstance(ex.subject, Answering)
+    if task == "pairs" and (writes or isinstance(ex.subject, MaskedLanguageModel)):
+        raise InputError(f"{ex.subject.name} is no classifier: --task pairs needs one, such as zoo:code-clone")
+    if task == "translate" and not writes:
+        raise InputError(f"{ex.subject.name} writes no text: --task translate needs a model such as zoo:code-translate")
     if task == "pairs":
         if not languages:
             raise InputError("pairs need --language, such as --language java,csharp")
@@ -192,7 +199,10 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
     if not set(wanted) <= set(reader.fieldnames or ()):
         held = ", ".join(reader.fieldnames or ()) or "nothing"
         raise InputError(f"{str(path)!r} must have the columns {', '.join(wanted)}, but has {held}")
-    return [(row["first"], row["second"], row["label"]) for row in reader]
+    found = [(row["first"], row["second"], row["label"]) for row in reader]
+    if not found:
+        raise InputError(f"there are no pairs in {str(path)!r}: give one a line, below the names of the columns")
+    return found
 
 
 def _text(path: Path) -> str:
