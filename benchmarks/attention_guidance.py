@@ -29,7 +29,6 @@ from clearhead.training.guidance import Guide, guidance_loss, mass_on, strength
 
 CLASS = "separator"
 HEADS = (0, 1)
-STRENGTHS = (0.0, 0.3)
 #: So many pairs of functions are read: enough for a comparison, few enough to parse in a minute.
 MOST = {"train": 3_000, "valid": 476}
 
@@ -43,7 +42,7 @@ def main() -> None:
     device = torch.device(options.device)
     rows = []
     for seed in range(options.seeds):
-        for weight in STRENGTHS:
+        for weight in options.strengths:
             rows.append({"seed": seed, "strength": weight, **fine_tuned(options, weight, seed, device)})
             print(json.dumps(rows[-1]), flush=True)
             options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -56,6 +55,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("guidance.json"), help="where the figures go")
     parser.add_argument("--prepare", action="store_true", help="parse, store the classes, and stop")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strengths", type=float, nargs="+", default=[0.0, 0.03, 0.3], help="λ at the start")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--count", type=int, default=1000, help="held-out pairs")

@@ -1,10 +1,8 @@
-"""The tables of docs/code-models.md, from code-models.json, code-families.json and code-guidance.json in docs/figures.
+"""The tables of docs/code-models.md, from code-models.json and code-guidance.json in docs/figures.
 
     python benchmarks/code_page.py [--page docs/code-models.md]
 
-The five families take seconds a question on one core: they are measured on fewer questions, in a file of their own
-(what `code_syntax.py write` makes of another --work). What stands between its marks is written anew; the reading of it
-is written by hand.
+What stands between its marks is written anew; the reading of it is written by hand.
 """
 
 import argparse
@@ -57,7 +55,7 @@ def summary(found: Found) -> str:
         ),
         row(
             "heads × classes changed by fine-tuning",
-            lambda own: "–" if own["changed cells"] is None else f"{own['changed cells']} of {own['tested cells']}",
+            lambda own: "–" if own["changed cells"] is None else f"{own['changed cells']} of {own['compared cells']}",
         ),
     ]
     return table(["", *(NAMES[name] for name in found)], rows)
@@ -115,15 +113,13 @@ def main() -> None:
     options = parser.parse_args()
     figures = options.page.parent / "figures"
     found = json.loads((figures / "code-models.json").read_text(encoding="utf-8"))
-    more = json.loads((figures / "code-families.json").read_text(encoding="utf-8"))
+    guided = json.loads((figures / "code-guidance.json").read_text(encoding="utf-8"))
     made = {
         "summary": summary(found),
         "by class": by_class(found),
-        "saliency": families(found),
-        "families": families(more),
+        "families": families(found),
+        "guidance": guidance(guided),
     }
-    if (path := figures / "code-guidance.json").is_file():
-        made["guidance"] = guidance(json.loads(path.read_text(encoding="utf-8")))
     write_between(options.page, made)
 
 

@@ -29,6 +29,7 @@ import clearhead
 from clearhead.bias.code import Measured, functions_of, looked_at, measure_both
 from clearhead.bias.questions import Question
 from clearhead.bias.syntax import CLASSES, PARTS
+from clearhead.files import whole
 
 FAMILIES = ("saliency", "integrated-gradients", "gradient-shap", "deeplift", "deeplift-shap")
 #: The model that is asked each kind of question, and by which methods its answers are explained.
@@ -38,10 +39,10 @@ ASKED = {
     "pairs": ("zoo:code-clone", FAMILIES),
     "translation": ("zoo:code-translate", FAMILIES),
 }
-#: On CUDA these have given NaN, which is not explained yet (docs/leaderboard.md): they keep to the CPU.
-ON_CPU = ("deeplift", "deeplift-shap")
-#: Questions are measured so many at a time.
-CHUNK = 4
+#: Questions are measured, and what was measured is stored, so many at a time.
+CHUNK = 2
+#: By class, by part of the tree, and what the model before fine-tuning looks at.
+Part = tuple[Measured, Measured, np.ndarray | None]
 #: The models that others were fine-tuned from.
 BEFORE = {"pairs": "zoo:code"}
 #: Python functions of more characters are left out: they would take most of the time. Every word of a translation is
@@ -100,14 +101,18 @@ def _lines(path: Path) -> list[str]:
 
 
 def clones(folder: Path) -> list[Question]:
-    """Pairs of Python functions as in training: half of them the same, most of the others near misses."""
+    """Pairs of Python functions as in training: half of them the same, most of the others near misses.
+
+    A function and its changed form (most near misses) are about one, however they are renamed and rewritten.
+    """
     from code_clone import Pairs
     from code_data import read_clones
     from tokenizers import Tokenizer
 
     from clearhead.bias.questions import pairs
 
-    drawn = Pairs(read_clones(folder, "valid"), torch.device("cpu"))
+    stored = read_clones(folder, "valid")
+    drawn = Pairs(stored, torch.device("cpu"))
     chosen, same = drawn.draw(np.random.default_rng(5), PAIRS, "Python")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -116,7 +121,19 @@ def clones(folder: Path) -> list[Question]:
         return str(tokenizer.decode(drawn.rows.ids[start : start + size].tolist(), skip_special_tokens=False))
 
     texts = [(text(one), text(other)) for one, other in chosen]
-    return pairs(texts, ["same" if alike else "different" for alike in same], ("python", "python"))
+    origin = origins(stored.forms, stored.near)
+    forms_of = [(str(origin[one]), str(origin[other])) for one, other in chosen]
+    return pairs(texts, ["same" if alike else "different" for alike in same], ("python", "python"), forms_of)
+
+
+def origins(forms: np.ndarray, near: np.ndarray) -> dict[int, int]:
+    """For each form the function that it was made of.
+
+    code_data.py names the changed form of a function, and of a changed form the function, in the second half of `near`.
+    """
+    half = near[:, near.shape[1] // 2 :]
+    partner = np.where((half == half[:, :1]).all(1) & (half[:, 0] >= 0), half[:, 0], np.arange(len(near)))
+    return {int(form): min(place, int(partner[place])) for place, own in enumerate(forms) for form in own if form >= 0}
 
 
 # -- measuring
@@ -135,32 +152,28 @@ def measure(options: argparse.Namespace) -> None:
             if options.seconds and time.monotonic() - started > options.seconds:
                 break
             parts.append(models.measured(mine[start : start + CHUNK]))
-        by_class, by_part = (joined([one[n] for one in parts], (CLASSES, PARTS)[n]) for n in range(2))
-        others = [among(one[2], one[0].classes, by_class.classes) for one in parts if one[2] is not None]
-        path.write_bytes(pickle.dumps((by_class, by_part, np.concatenate(others) if others else None)))
-        print(f"{name} {part}/{of}: {len(by_class)} of {len(mine)} questions", flush=True)
+            store(path, parts)
+            print(f"{name} {part}/{of}: {start + len(parts[-1][0])} of {len(mine)} questions", flush=True)
+
+
+def store(path: Path, parts: Sequence[Part]) -> None:
+    """After every few questions, and the file whole or not at all: a run that is cut keeps what it has."""
+    by_class, by_part = (joined([one[n] for one in parts], (CLASSES, PARTS)[n]) for n in range(2))
+    others = [among(one[2], one[0].classes, by_class.classes) for one in parts if one[2] is not None]
+    with whole(path) as partial:
+        partial.write_bytes(pickle.dumps((by_class, by_part, np.concatenate(others) if others else None)))
 
 
 class Models:
     """The model that is asked one kind of question, and the one that it was fine-tuned from."""
 
     def __init__(self, name: str, device: str) -> None:
-        model, methods = ASKED[name]
-        self.on_cpu = [method for method in methods if method in ON_CPU and device != "cpu"]
-        self.methods = [method for method in methods if method not in self.on_cpu]
-        self.model = clearhead.load(model, device=device)
-        self.beside = clearhead.load(model) if self.on_cpu else None
-        self.before = clearhead.load(BEFORE[name], device=device) if name in BEFORE else None
+        model, self.methods = ASKED[name]
+        self.model = clearhead.load(model, device=device, dtype=torch.float32)
+        self.before = clearhead.load(BEFORE[name], device=device, dtype=torch.float32) if name in BEFORE else None
 
-    def measured(self, questions: Sequence[Question]) -> tuple[Measured, Measured, np.ndarray | None]:
-        found = measure_both(self.model, questions, methods=self.methods)
-        if self.beside is not None:
-            more = measure_both(self.beside, questions, methods=self.on_cpu)
-            found = [
-                replace(one, attributed={**one.attributed, **other.attributed})
-                for one, other in zip(found, more, strict=True)
-            ]
-        by_class, by_part = found
+    def measured(self, questions: Sequence[Question]) -> Part:
+        by_class, by_part = measure_both(self.model, questions, methods=self.methods)
         seen = None if self.before is None else looked_at(self.before, questions, by_class.classes)
         return by_class, by_part, seen
 

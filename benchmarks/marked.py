@@ -7,9 +7,11 @@ from typing import Any
 
 
 def shown(own: Mapping[str, Any] | None, digits: int = 2) -> str:
-    """A mean with its interval."""
+    """A mean with its interval; a dash where there is none, since one question says nothing about others."""
     if own is None or not own["count"]:
         return "–"
+    if own["low"] is None:
+        return f"– (n = {own['count']})"
     return minus(f"{own['mean']:.{digits}f} [{own['low']:.{digits}f}, {own['high']:.{digits}f}]")
 
 

@@ -39,6 +39,14 @@ def test_missing_values_are_left_out_and_nothing_is_nothing() -> None:
     assert np.isnan(interval(np.array([np.nan])).mean)
 
 
+def test_one_example_has_no_interval() -> None:
+    alone = interval(np.array([0.31, np.nan]))
+    assert alone.mean == 0.31 and alone.count == 1 and not alone.known and str(alone) == "0.310 (no interval)"
+    one_group = interval(np.array([1.0, 2.0, 3.0]), groups=np.array([7, 7, 7]))
+    assert one_group.mean == 2 and one_group.count == 3 and not one_group.known
+    assert interval(np.array([1.0, 2.0, 3.0]), groups=np.array([7, 7, 8])).known
+
+
 def test_holm_equals_its_definition() -> None:
     p = [0.001, 0.2, 0.012, 0.04, 0.012]
     for place, own in enumerate(p):

@@ -138,6 +138,11 @@ def test_questions_about_one_function_have_one_number():
         [(same, other), (third, "x = 1\n"), (other, third), ("y = 2\n", "z = 3\n")], ["a"] * 4, ("python",) * 2
     )
     assert functions_of(joined).tolist() == [0, 0, 0, 1]
+    # texts that differ may be forms of one function: f and g, rewritten
+    forms = pairs([(same, third), (other, "x = 1\n")], ["a"] * 2, ("python",) * 2, [("f", "h"), ("f", "x")])
+    assert functions_of(forms).tolist() == [0, 0]
+    with pytest.raises(InputError, match="1 pairs have 2 pairs of names"):
+        pairs([(same, third)], ["a"], ("python",) * 2, [("f", "h"), ("f", "x")])
     plain = [
         Question("a", (), 0),
         Question("b", (), 0, function=0),

@@ -35,7 +35,8 @@ SOURCES = {
     "go": (
         'package p\nfunc f(a int) (int, error) {\n\t// note\n\tif a > 1 { return g(a, "x"), nil }\n'
         "\tfor i := 0; i < 3; i++ { a += 1 }\n\treturn a, nil\n}\n",
-        "package keyword import¦func keyword declaration¦a identifier parameters¦// note comment comment¦"
+        "package keyword import¦func keyword declaration¦a identifier parameters¦int type parameters¦error type "
+        "parameters¦// note comment comment¦"
         "if keyword condition¦g identifier call¦x string call¦nil constant return¦for keyword loop¦:= operator "
         "assignment¦< operator loop¦+= operator assignment¦return keyword return",
     ),
@@ -89,17 +90,18 @@ def test_lexemes_cover_all_but_white_space_once(language):
     assert max(covered) == 1
 
 
-@pytest.mark.parametrize("language", ["java", "csharp", "php"])
+@pytest.mark.parametrize("language", ["java", "csharp", "javascript", "php"])
 def test_methods_without_their_class_are_read(language):
     text = {
         "java": "public Foo(int a) {this();b(a);}",
         "csharp": "public Foo(int a): this(){B(a);}",
+        "javascript": "static foo(a) { return a; }",
         "php": "public function foo($a) { return $a; }",
     }[language]
     source = parse(text, language)
     assert not source.broken
-    first = source.lexemes[0]
-    assert (text[first.start : first.stop], first.kind, first.part) == ("public", "modifier", "declaration")
+    first, word = source.lexemes[0], text.split()[0]
+    assert (text[first.start : first.stop], first.kind, first.part) == (word, "modifier", "declaration")
     assert source.lexemes[-1].stop == len(text)
 
 
@@ -119,6 +121,9 @@ def test_functions_of_a_file():
     php = "<?php class A { public function f($a) { return $a; } }"
     assert functions(php, "php") == ["public function f($a) { return $a; }"]
     assert functions("class A\n  def f\n    1\n  end\nend\n", "ruby") == ["def f\n  1\nend"]
+    js = "const f = (a) => a + 1;\nlet x = 2;\nvar g = function () {};\nclass A { h() { return 1; } }\nfunction* k() {}"
+    own = ["const f = (a) => a + 1;", "var g = function () {};", "h() { return 1; }", "function* k() {}"]
+    assert functions(js, "javascript") == own
 
 
 def test_offsets_are_characters_not_bytes():

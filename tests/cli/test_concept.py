@@ -78,7 +78,21 @@ def test_a_direction_is_found_explained_and_removed(
     )
     assert said.code == 0 and said.json["target"]["name"] == "m at layer 2" and page.exists()
     said = clearhead("concept", "remove", kept, corpus, "-m", masked, "--limit", 3, "--html", tmp_path / "r.html")
-    assert said.code == 0 and "loss difference" in said.out
+    assert said.code == 0 and "loss difference" in said.out and "note:" not in said.err
+
+
+def test_directions_of_another_model_are_pointed_out(
+    clearhead: Clearhead, masked: Path, corpus: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "axis.safetensors"
+    (tmp_path / "a.txt").write_text("he\nthe\n")
+    (tmp_path / "b.txt").write_text("she\nit\n")
+    how = ("--text", corpus, "-m", masked, "--plain", "--save", kept, "--html", tmp_path / "d.html")
+    clearhead("concept", "densray", tmp_path / "a.txt", tmp_path / "b.txt", *how)
+    assert Directions.load(kept).model == str(masked)
+    Directions(Directions.load(kept), "another").save(kept)
+    said = clearhead("concept", "remove", kept, corpus, "-m", masked, "--limit", 3, "--html", tmp_path / "r.html")
+    assert said.code == 0 and f"{kept} was found in another, and is used in {masked}" in said.err
 
 
 def test_removal_from_a_classifier_needs_labels(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_boxes_are_those_of_matplotlib(count: int) -> None:
 def test_a_bar_is_a_number_a_mean_with_its_interval_or_nothing() -> None:
     assert plots.cell(0.5, mark="*") == {"value": 0.5, "mark": "*"}
     assert plots.cell(Interval(0.5, 0.4, 0.6, 3)) == {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert plots.cell(Interval(0.5, np.nan, np.nan, 1)) == {"value": 0.5}
     assert plots.cell(Interval(float("nan"), float("nan"), float("nan"), 0)) is None
     assert plots.cell(None) is None and plots.cell(float("nan")) is None
 

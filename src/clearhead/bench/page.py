@@ -83,7 +83,7 @@ def _agreement(shown: Sequence[Table]) -> Iterator[Document]:
 def _cell(found: Interval | None, rank: Any) -> Document | None:
     if found is None or not found.count:
         return None
-    said = [_number(value) for value in (found.mean, found.low, found.high)]
+    said = [_number(value) for value in (found.mean, *((found.low, found.high) if found.known else ()))]
     figures: Document = plain({"mean": found.mean, "low": found.low, "high": found.high})
     return {**figures, "said": said, "rank": str(rank)}
 
@@ -93,7 +93,7 @@ def _counted(column: Column) -> str:
 
 
 def _ends(intervals: Iterable[Interval]) -> tuple[float, float]:
-    found = [value for one in intervals for value in (one.low, one.high) if not math.isnan(value)]
+    found = [value for one in intervals for value in (one.mean, one.low, one.high) if not math.isnan(value)]
     return (min(found), max(found)) if found else (0.0, 1.0)
 
 
@@ -170,7 +170,7 @@ def _pairs(title: str, column: Column) -> Document:
     for one in sorted(differences(column.values), key=lambda one: (one.holm, -abs(one.effect), one.first, one.second)):
         more = "decided" if one.significant else "no difference" if one.more is None else f"{one.more:,} more"
         found = one.difference
-        said = f"{_number(found.mean)} [{_number(found.low)}, {_number(found.high)}]"
+        said = str(found).replace("-", "−")
         effect = "∞" if math.isinf(one.effect) else f"{one.effect:.2f}".replace("-", "−")
         rows.append([f"{one.first} − {one.second}", said, f"{one.holm:.2g}", effect, more])
     return _table(title, ["pair", "difference", "p (Holm)", "effect size", "examples"], rows)

@@ -24,7 +24,7 @@ EXACT = 50
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and where it would lie with other examples of the same kind."""
+    """A mean, and where it would lie with other examples of the same kind; one example alone does not say (NaN)."""
 
     mean: float
     low: float
@@ -32,7 +32,11 @@ class Interval:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]" if self.known else f"{self.mean:.3f} (no interval)"
+
+    @property
+    def known(self) -> bool:
+        return not math.isnan(self.low)
 
 
 def interval(
@@ -48,14 +52,18 @@ def interval(
 
     >>> str(interval(np.array([1.0, 1.0, 1.0])))
     '1.000 [1.000, 1.000]'
+    >>> str(interval(np.array([1.0])))
+    '1.000 (no interval)'
     """
     values = np.asarray(values, dtype=np.float64)
     there = ~np.isnan(values)
     values = values[there]
     if not len(values):
         return Interval(math.nan, math.nan, math.nan, 0)
-    own = None if groups is None else np.unique(groups[there], return_inverse=True)[1]
-    if own is None or own.max() + 1 == len(values):
+    own = np.arange(len(values)) if groups is None else np.unique(groups[there], return_inverse=True)[1]
+    if own.max() == 0:
+        return Interval(float(values.mean()), math.nan, math.nan, len(values))
+    if own.max() + 1 == len(values):
         means = resampled_means(values, resamples, seed)
     else:
         means = resampled_groups(values, own, resamples, seed)

@@ -61,6 +61,11 @@ class Measured:
         return len(self.correct)
 
     @property
+    def apart(self) -> bool:
+        """Whether each question is about a function of its own."""
+        return len(np.unique(self.functions)) == len(self)
+
+    @property
     def lengths(self) -> Int[np.ndarray, " question"]:
         return np.asarray(self.counts.sum(1))
 

@@ -103,7 +103,7 @@ class CodeStudy:
             "right by class": [_line(line) for line in self.rightness()],
             "classes": [_line(line) for line in self.table(self.by_class)],
             "parts": [_line(line) for line in self.table(self.by_part)],
-            "tested cells": None if self.attention is None else int((~np.isnan(self.attention.p)).sum()),
+            "tested cells": None if self.attention is None else self.attention.tested,
             "rate of false discoveries": RATE,
             "wrong against right": self.discoveries(),
             "attribution, wrong against right": self._attribution(),
@@ -115,6 +115,7 @@ class CodeStudy:
                 "wrong": self.detection.wrong,
             },
             "compared with": self.other or None,
+            "compared cells": None if self.change is None else self.change.tested,
             "changed cells": None if self.change is None else int(self.change.found.sum()),
             "left out": list(self.left_out),
         }
@@ -178,6 +179,10 @@ def concluded(by_class: Measured, by_part: Measured, permutations: int = PERMUTA
     own = by_class.functions
     fewest = int(min(right.sum(), (~right).sum()))
     left_out, attention, attribution, detection = [], None, None, None
+    if len(right) > 1 and len(np.unique(own)) == 1:
+        left_out.append(
+            f"intervals: all {len(right)} questions are about one function, or joined by functions they share"
+        )
     if fewest < FEW:
         left_out.append(f"wrong against right: {int((~right).sum())} wrong and {int(right.sum())} right answers")
     else:
@@ -203,8 +208,8 @@ def _mean(values: np.ndarray) -> np.ndarray:
     return np.asarray(values.reshape(len(values), -1).mean(1))
 
 
-def _plain(own: Interval) -> dict[str, float | int]:
-    return {"mean": own.mean, "low": own.low, "high": own.high, "count": own.count}
+def _plain(own: Interval) -> dict[str, float | int | None]:
+    return {"mean": _number(own.mean), "low": _number(own.low), "high": _number(own.high), "count": own.count}
 
 
 def _line(line: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class Differences:
     counts: Int[np.ndarray, "2 *cell"]
 
     @property
+    def tested(self) -> int:
+        """How many cells had enough values."""
+        return int((~np.isnan(self.p)).sum())
+
+    @property
     def found(self) -> Bool[np.ndarray, "*cell"]:
         return np.asarray(self.q < RATE)
 

@@ -68,18 +68,29 @@ def cloze(
     return _some(found, f"{len(texts)} texts", language)
 
 
-def pairs(texts: Sequence[tuple[str, str]], labels: Sequence[str], languages: tuple[str, str]) -> list[Question]:
+def pairs(
+    texts: Sequence[tuple[str, str]],
+    labels: Sequence[str],
+    languages: tuple[str, str],
+    forms_of: Sequence[tuple[str, str]] | None = None,
+) -> list[Question]:
     """Do two functions do the same? Pairs of which one does not parse are left out.
 
     Pairs that share a function, themselves or through others, count as being about one.
+
+    forms_of: the names of the functions that the texts are forms of, where one function was rewritten into several
+        texts; else each text is a function
     """
     if len(texts) != len(labels):
         raise InputError(f"{len(texts)} pairs have {len(labels)} labels: give one for each")
-    found, together = [], _together(texts)
-    for (one, other), label in zip(texts, labels, strict=True):
+    names = texts if forms_of is None else forms_of
+    if len(texts) != len(names):
+        raise InputError(f"{len(texts)} pairs have {len(names)} pairs of names of functions: give one for each")
+    found, together = [], _together(names)
+    for (one, other), label, (name, _) in zip(texts, labels, names, strict=True):
         sources = (parse(one, languages[0]), parse(other, languages[1]))
         if not any(source.broken for source in sources):
-            found.append(Question((one, other), sources, label, function=together[one]))
+            found.append(Question((one, other), sources, label, function=together[name]))
     return _some(found, f"{len(texts)} pairs", " and ".join(dict.fromkeys(languages)))
 
 
@@ -92,11 +103,11 @@ def translations(texts: Sequence[str], answers: Sequence[str], language: str) ->
     return _some(found, f"{len(texts)} functions", language)
 
 
-def _together(texts: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """A number for each text; equal for those that pairs join."""
-    names = families(texts)
-    number = {name: place for place, name in enumerate(dict.fromkeys(names.values()))}
-    return {text: number[name] for text, name in names.items()}
+def _together(names: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """A number for each name (or text); equal for those that pairs join."""
+    joined = families(names)
+    number = {name: place for place, name in enumerate(dict.fromkeys(joined.values()))}
+    return {name: number[family] for name, family in joined.items()}
 
 
 def _some(found: list[Question], given: str, language: str) -> list[Question]:

@@ -42,7 +42,7 @@ ENDINGS = {
 }
 ALIASES = {"c#": "csharp", "cs": "csharp", "js": "javascript", "py": "python", "rb": "ruby", "golang": "go"}
 #: What stands around a method that comes without its class.
-CLASSES_AROUND = {"java": ("class _ {", "}"), "csharp": ("class _ {", "}"), "php": ("class _ {", "}")}
+CLASSES_AROUND = dict.fromkeys(("java", "csharp", "javascript", "php"), ("class _ {", "}"))
 
 CLASSES = (
     "identifier",
@@ -93,6 +93,8 @@ _TYPES = frozenset(
         *("predefined_type", "primitive_type", "implicit_type"),
     )
 )
+#: Go's grammar calls its basic types names like any other.
+_GO_TYPES = re.compile(r"u?int(8|16|32|64|ptr)?|float(32|64)|complex(64|128)|bool|byte|rune|string|error|any")
 _NUMBER = re.compile(r"integer|float|number|int_literal|real_literal|imaginary|rune|rational|complex$|decimal")
 _STRING = re.compile(r"string|character_literal|char_literal|heredoc|nowdoc|regex|symbol|escape_sequence|shell_command")
 _CODE_IN_STRING = frozenset(["interpolation", "template_substitution", "format_expression", "variable_name"])
@@ -120,9 +122,12 @@ _PARTS = tuple(
     }.items()
 )
 _FUNCTION = re.compile(
-    r"function_definition|function_declaration|method_declaration|method_definition|constructor_declaration|method"
-    r"|singleton_method|local_function_statement"
+    r"function_definition|(?:generator_)?function_declaration|method_declaration|method_definition"
+    r"|constructor_declaration|method|singleton_method|local_function_statement"
 )
+#: JavaScript's functions that have their name from the variable that they are put into.
+_NAMED_BY_VARIABLE = re.compile(r"lexical_declaration|variable_declaration")
+_WITHOUT_NAME = re.compile(r"arrow_function|(?:generator_)?function_expression")
 #: A token in the body of a node is not of that node's head.
 _BODY = re.compile(
     r"block|statement_block|compound_statement|statement_list|body_statement|class_body|interface_body|enum_body"
@@ -207,11 +212,18 @@ def functions(text: str, language: str) -> list[str]:
     waiting, found = [parser_of(name).parse(whole.encode()).root_node], []
     while waiting:
         node = waiting.pop()
-        if _FUNCTION.fullmatch(node.type) and node.is_named:
+        if _is_function(node):
             found.append(_undented((node.text or b"").decode(errors="replace"), node.start_point.column))
         else:
             waiting += reversed(node.children)
     return found
+
+
+def _is_function(node: Node) -> bool:
+    if _NAMED_BY_VARIABLE.fullmatch(node.type):
+        values = [one.child_by_field_name("value") for one in node.named_children]
+        return any(one is not None and _WITHOUT_NAME.fullmatch(one.type) for one in values)
+    return node.is_named and _FUNCTION.fullmatch(node.type) is not None
 
 
 def _undented(text: str, indent: int) -> str:
@@ -224,7 +236,7 @@ def _read(text: str, language: str, before: str, after: str) -> Syntax:
     root = parser_of(language).parse(whole.encode()).root_node
     places = _characters(whole)
     lexemes = [
-        Lexeme(start, stop, _kind(leaf), _part(leaf))
+        Lexeme(start, stop, _kind(leaf, language), _part(leaf))
         for leaf in leaves(root)
         if (start := places[leaf.start_byte] - len(before)) >= 0
         and (stop := places[leaf.end_byte] - len(before)) <= len(text)
@@ -262,7 +274,7 @@ def _characters(text: str) -> list[int]:
     return [*places, len(text)]
 
 
-def _kind(leaf: Node) -> str:
+def _kind(leaf: Node, language: str) -> str:
     kind, words = leaf.type, (leaf.text or b"").decode(errors="replace")
     above = leaf.parent.type if leaf.parent is not None else ""
     if "comment" in kind or "comment" in above or _is_documentation(leaf):
@@ -271,7 +283,11 @@ def _kind(leaf: Node) -> str:
         return "constant"
     if _STRING.search(kind) or (_STRING.search(above) and above not in _CODE_IN_STRING and kind not in _CODE_IN_STRING):
         return "string"
-    if kind in _TYPES or above in _TYPES:
+    if (
+        kind in _TYPES
+        or above in _TYPES
+        or (kind == "type_identifier" and language == "go" and _GO_TYPES.fullmatch(words))
+    ):
         return "type"
     if leaf.is_named:
         return "number" if _NUMBER.search(kind) else "identifier"

@@ -83,6 +83,7 @@ def gender(
     from clearhead.bias.templates import people
     from clearhead.bias.words import GENDER as PAIRS
     from clearhead.bias.words import known_pairs, read_pairs
+    from clearhead.concepts.directions import Directions
     from clearhead.show.concept_pages import axis_page
 
     if pairs is not None and len(pairs) > 2:
@@ -113,8 +114,7 @@ def gender(
         progress=put.talks(),
     )
     if save is not None:
-        found.directions.save(save)
-        put.wrote(save)
+        put.wrote(Directions(found.directions, ex.subject.name).save(save))
     put.wrote(str(axis_page(found, html)))
     if as_json:
         put.print_json(found.to_dict())

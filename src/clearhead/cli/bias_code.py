@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,12 +106,12 @@ def _show(found: "CodeStudy") -> None:
     put.print_table(list(lines[0]), lines)
     print(f"right: {found.accuracy} of {len(found.by_class)} questions")
     if found.attention is not None:
-        print(f"wrong against right: {len(found.discoveries())} of {found.attention.p.size} heads × classes differ")
+        print(f"wrong against right: {len(found.discoveries())} of {found.attention.tested} heads × classes differ")
     if found.detection is not None:
         parts = [f"{name} {own}" for name, own in found.detection.auroc.items()]
         print(f"telling that it is wrong (AUROC): {', '.join(parts)}")
     if found.change is not None:
-        print(f"against {found.other}: {int(found.change.found.sum())} of {found.change.p.size} heads × classes differ")
+        print(f"against {found.other}: {int(found.change.found.sum())} of {found.change.tested} heads × classes differ")
     for words in found.left_out:
         print(f"not done: {words}")
 
@@ -135,7 +136,14 @@ def _questions(
     seed: int,
 ) -> "list[Question]":
     from clearhead.bias import questions as asking
+    from clearhead.subjects.answers import Answering
+    from clearhead.subjects.masked import MaskedLanguageModel
 
+    writes = isinstance(ex.subject, Answering)
+    if task == "pairs" and (writes or isinstance(ex.subject, MaskedLanguageModel)):
+        raise InputError(f"{ex.subject.name} is no classifier: --task pairs needs one, such as zoo:code-clone")
+    if task == "translate" and not writes:
+        raise InputError(f"{ex.subject.name} writes no text: --task translate needs a model such as zoo:code-translate")
     if task == "pairs":
         if not languages:
             raise InputError("pairs need --language, such as --language java,csharp")
@@ -156,10 +164,13 @@ def _questions(
     for path in sources:
         for name, texts in _functions(path, languages).items():
             by_language.setdefault(name, []).extend(texts)
-    share = -(-count // len(by_language))
+    share, known = -(-count // len(by_language)), 0
     for name, texts in by_language.items():
         each = -(-share // len(texts))
-        found += asking.cloze(ex, _evenly(texts, 2 * share), name, each, seed)
+        own = asking.cloze(ex, _evenly(texts, 2 * share), name, each, seed)
+        # every language counts its functions from zero
+        found += [replace(one, function=(one.function or 0) + known) for one in own]
+        known += len(texts)
     return _evenly(found, count)
 
 
@@ -188,7 +199,10 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
     if not set(wanted) <= set(reader.fieldnames or ()):
         held = ", ".join(reader.fieldnames or ()) or "nothing"
         raise InputError(f"{str(path)!r} must have the columns {', '.join(wanted)}, but has {held}")
-    return [(row["first"], row["second"], row["label"]) for row in reader]
+    found = [(row["first"], row["second"], row["label"]) for row in reader]
+    if not found:
+        raise InputError(f"there are no pairs in {str(path)!r}: give one a line, below the names of the columns")
+    return found
 
 
 def _text(path: Path) -> str:

@@ -94,6 +94,7 @@ def tcav(
     """
     put.check_places(html)
     put.check_folder(save)
+    from clearhead.concepts.directions import Directions
     from clearhead.concepts.tcav import inquire
     from clearhead.show.concept_pages import tcav_page
 
@@ -120,7 +121,7 @@ def tcav(
     if save is not None:
         Path(save).mkdir(exist_ok=True)
         for name, vectors in found.vectors.items():
-            put.wrote(vectors.save(Path(save) / f"{name}.safetensors"))
+            put.wrote(Directions(vectors, ex.subject.name).save(Path(save) / f"{name}.safetensors"))
     put.wrote(tcav_page(found, html))
     if as_json:
         put.print_json(found.to_dict())
@@ -173,11 +174,12 @@ def densray(
     put.check_places(html, save)
     sides = two_names(names, "--names") if names else (Path(first).stem, Path(second).stem)
     ex, found = _directions(model, first, second, text, layers, pool, sides, count, seed, plain, few, dimensions)
+    from clearhead.concepts.directions import Directions
     from clearhead.show.concept_pages import directions_page
 
     settings = {"pool": "word" if text else pool, "normalise": not plain, "dimensions": dimensions, "seed": seed}
     if save is not None:
-        put.wrote(found.save(save))
+        put.wrote(Directions(found, ex.subject.name).save(save))
     put.wrote(directions_page(found, ex.subject.name, html, settings))
     if as_json:
         about = {"schema": "clearhead/densray", "version": 1, "model": ex.subject.name, "names": sides}
@@ -246,6 +248,7 @@ def explain(
         raise InputError(
             f"{directions!r} has no direction of layer {layer}: it has those of {', '.join(map(str, found))}"
         )
+    _say_where_found(found, directions, ex.subject.name)
     place: int | str = int(at) if at.lstrip("-").isdigit() else at
     by_method = firing(ex, found[layer], layer, place).explain(**raws, method=chosen)
     explanations = [one for row in zip(*by_method.values(), strict=True) for one in row]
@@ -284,6 +287,7 @@ def remove(
         texts = read_set(inputs)[:limit]
         ex = load(opt.Loading(model or "zoo:masked"))
         costs = cost_at_masks(ex, texts, found, progress=put.talks())
+    _say_where_found(found, directions, ex.subject.name)
     about = {"schema": "clearhead/removal", "version": 1, "model": ex.subject.name, "layers": list(found)}
     put.wrote(removal_page({Path(directions).stem: costs}, ex.subject.name, html, {"inputs": len(texts)}))
     if as_json:
@@ -291,6 +295,12 @@ def remove(
         return
     lines = [{"figure": name, "mean [95 % interval]": str(own), "inputs": own.count} for name, own in costs.items()]
     put.print_table(["figure", "mean [95 % interval]", "inputs"], lines)
+
+
+def _say_where_found(found: "Directions", file: str, model: str) -> None:
+    """A direction of one model means nothing in another, unless one was fine-tuned from the other."""
+    if found.model and found.model != model:
+        put.note(f"{file} was found in {found.model}, and is used in {model}")
 
 
 VERBS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {

@@ -159,6 +159,11 @@ def wrote(place: str | Path) -> None:
     print(f"wrote {place}", file=sys.stderr)
 
 
+def note(words: str) -> None:
+    """What a person should know although the command goes on."""
+    print(f"note: {words}", file=sys.stderr)
+
+
 def write_page(explanations: Sequence["AnyExplanation"], path: str) -> None:
     clearhead.report(explanations, path)
     print(f"wrote {path}", file=sys.stderr)

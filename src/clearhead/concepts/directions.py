@@ -61,10 +61,13 @@ class Direction:
 
 
 class Directions(Mapping[int, Direction]):
-    """The directions of several layers: layer k is h^k, 0 what goes into the first layer, −1 what the last puts out."""
+    """The directions of several layers: layer k is h^k, 0 what goes into the first layer, −1 what the last puts out.
 
-    def __init__(self, by_layer: Mapping[int, Direction] | Iterable[tuple[int, Direction]]) -> None:
-        self.by_layer = dict(by_layer)
+    model: where they were found; empty where nobody said
+    """
+
+    def __init__(self, by_layer: Mapping[int, Direction] | Iterable[tuple[int, Direction]], model: str = "") -> None:
+        self.by_layer, self.model = dict(by_layer), model
 
     def __getitem__(self, layer: int) -> Direction:
         if layer not in self.by_layer:
@@ -94,7 +97,8 @@ class Directions(Mapping[int, Direction]):
                 "tested": None if one.tested is None else asdict(one.tested),
                 "about": one.about,
             }
-        metadata = {"clearhead": json.dumps({"schema": "clearhead/directions", "version": 1, "layers": about})}
+        header = {"schema": "clearhead/directions", "version": 1, "model": self.model, "layers": about}
+        metadata = {"clearhead": json.dumps(header)}
         with whole(path) as partial:
             save_file(tensors, str(partial), metadata=metadata)
         return Path(path)
@@ -118,7 +122,7 @@ class Directions(Mapping[int, Direction]):
             found[int(layer)] = Direction(
                 **parts, names=(first, second), counts=counts, tested=tested, about=plain["about"]
             )
-        return cls(found)
+        return cls(found, about.get("model", ""))
 
 
 _TENSORS = tuple(f.name for f in fields(Direction))[:4]

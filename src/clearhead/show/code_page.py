@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 CLASSES = (
     "All numbers are multiples of what chance gives: 1 is what a class would get if every token were looked at alike "
     "(or had the same score). That corrects for frequent classes and for long inputs. Special tokens are a class of "
-    "their own. Intervals are over questions, one number each."
+    "their own. Intervals are over functions, one number a question."
 )
 TESTED = (
-    "One number a question, head and class (log₂ of the multiple). Labels are shuffled among questions of like length; "
-    "p is corrected by Benjamini and Hochberg over all cells. No question is left out for being far from the mean."
+    "One number a question, head and class (log₂ of the multiple), compared among questions of like length in which "
+    "the same was asked for; {way}. p is corrected by Benjamini and Hochberg over all cells. No question is left out "
+    "for being far from the mean."
+)
+ALONE = "labels are shuffled among them"
+TOGETHER = (
+    "several questions are about one function, so what each function adds to the difference keeps its size and its "
+    "sign is flipped"
 )
 DETECTOR = (
     "The chance that a wrong answer is ranked above a right one; 0.5 is none. What is fitted is judged on questions "
@@ -70,7 +76,7 @@ def _parts(found: "CodeStudy") -> Document:
 def _groups(found: "CodeStudy") -> Document | None:
     if found.attention is None:
         return None
-    lines, tested = found.discoveries(), int((~np.isnan(found.attention.p)).sum())
+    lines, tested = found.discoveries(), found.attention.tested
     plain = int((found.attention.p < RATE).sum())
     words = (
         f"{len(lines)} of {tested} cells differ at a rate of false discoveries of {RATE:g}; {plain} have p < {RATE:g} "
@@ -81,7 +87,7 @@ def _groups(found: "CodeStudy") -> Document | None:
         panel(*code_plots.p_maps(found.attention, found.by_class.classes)),
         panel(code_plots.boxes(found.by_class)),
         _lines(lines[:MOST]) if lines else None,
-        note=words + TESTED,
+        note=words + TESTED.format(way=ALONE if found.by_class.apart else TOGETHER),
     )
 
 
@@ -116,10 +122,9 @@ def _detector(found: "CodeStudy") -> Document | None:
 def _change(found: "CodeStudy") -> Document | None:
     if found.change is None:
         return None
-    tested = int((~np.isnan(found.change.p)).sum())
     note = (
-        f"The same questions put to {found.other}: {int(found.change.found.sum())} of {tested} cells differ. p by "
-        "flipping the signs of each question’s difference, corrected as above."
+        f"The same questions put to {found.other}: {int(found.change.found.sum())} of {found.change.tested} cells "
+        "differ. p by flipping the signs of each function’s differences, corrected as above."
     )
     rows = [
         [name, float(np.nanmean(found.change.difference[..., place])), int(found.change.found[..., place].sum())]

@@ -139,7 +139,7 @@ def _intervals(given: Document) -> Markup:
 
 
 def _figures(row: Document) -> list[str]:
-    return [*(wording.number(row[key], 3) for key in ("mean", "low", "high")), row.get("meaning", "")]
+    return [*(_short(row[key]) for key in ("mean", "low", "high")), row.get("meaning", "")]
 
 
 def _section(given: Document) -> Markup:
@@ -160,8 +160,9 @@ def _ranking(given: Document) -> Markup:
 
 
 def _ranked(cell: Document) -> str:
-    mean, low, high = cell["said"]
-    return f"{mean} [{low}, {high}], rank {cell['rank']}"
+    mean, *ends = cell["said"]
+    spread = f" [{', '.join(ends)}]" if ends else ""
+    return f"{mean}{spread}, rank {cell['rank']}"
 
 
 def _table(caption: str, rows: Sequence[Sequence[str]]) -> Markup:

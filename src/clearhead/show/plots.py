@@ -40,7 +40,8 @@ def curves(title: str, lines: Sequence[Document], across: str, up: str, **more: 
 def cell(value: Interval | float | None, **more: Any) -> Document | None:
     """One bar: a number, or a mean with its interval; more: mark, said, level. None where nothing was measured."""
     if isinstance(value, Interval):
-        return {"value": value.mean, "low": value.low, "high": value.high, **more} if value.count else None
+        ends = {"low": value.low, "high": value.high} if value.known else {}
+        return {"value": value.mean, **ends, **more} if value.count else None
     return None if value is None or np.isnan(value) else {"value": float(value), **more}
 
 

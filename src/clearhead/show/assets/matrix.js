@@ -9,6 +9,7 @@ import { cursor, hush, tell } from "./tip.js";
 const FONT = "11px ui-sans-serif, system-ui, sans-serif";
 const NAMED = 9; // names are written where cells are at least so large
 const TABLE = 1500; // and with up to so many cells there is a table
+const WHOLE = 720; // and up to so many pixels high it is shown whole, not scrolled: a last row would look cut off
 
 const measure = document.createElement("canvas").getContext("2d");
 const widthOf = (names) => {
@@ -126,6 +127,7 @@ export const matrix = (given) => {
   const pick = (row, column) => { if (choose) choose(row, column); };
   canvas.addEventListener("click", (event) => { const at = place(event); if (at) pick(...at); });
   const frame = scrolled(`${label}: arrow keys move from cell to cell${choose ? ", Enter chooses" : ""}`, canvas);
+  if (height <= WHOLE) frame.classList.add("ch-tall");
   const moveTo = cursor(frame, () => [rows.length, columns.length], (row, column) => point(row, column, true), leave, choose && pick);
   // A canvas needs the colours of the page it stands in, so it is drawn once it stands there.
   const seen = new ResizeObserver(() => { if (canvas.isConnected) { seen.disconnect(); draw(); } });
