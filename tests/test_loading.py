@@ -55,7 +55,7 @@ def test_number_formats_and_devices(tmp_path: Path) -> None:
     assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
     with pytest.raises(InputError, match="dtype='float33' is not known"):
         clearhead.load(folder, dtype="float33")
-    with pytest.raises(InputError, match="device='nowhere' cannot be used"):
+    with pytest.raises(InputError, match="device='nowhere' is not known"):
         clearhead.load(folder, device="nowhere")
 
 

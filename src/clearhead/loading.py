@@ -1,6 +1,7 @@
 """Names, folders or objects → an `Explainer`. Safetensors only, no remote code."""
 
 import copy
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,6 +97,7 @@ def _open(name: str, revision: str | None, processor: Any, task: str | None = No
     import transformers
 
     place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    _check_place(name, place, revision)
     try:
         # Looked at as plain data first: to open a configuration can be to run the code that it names.
         told, _ = transformers.PretrainedConfig.get_config_dict(place, revision=revision)
@@ -135,6 +137,17 @@ def _open(name: str, revision: str | None, processor: Any, task: str | None = No
             f"{name!r} lacks weights of {architecture} ({missing} …): it has not been trained for this task"
         )
     return model, processor or _open_processor(place, kind.processor_class, revision)
+
+
+def _check_place(name: str, place: str, revision: str | None) -> None:
+    """What can be told of a name before transformers, which takes whatever is no folder for a name of the hub."""
+    if os.path.isfile(place):
+        raise InputError(f"{name!r} is a file: give the folder that holds the model, as save_pretrained wrote it")
+    if os.path.isdir(place):
+        if revision is not None:
+            raise InputError(f"revision={revision!r} is for models of the hub, and {name!r} is a folder: leave it out")
+    elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+        raise InputError(f"cannot open {name!r} as a model: there is no such folder")
 
 
 #: What the classes that open processors open.
@@ -224,6 +237,9 @@ def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 def _as_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device={str(device)!r} is not known: say cpu, cuda, cuda:1 or mps") from None
+    try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         raise InputError(f"device={str(device)!r} cannot be used here: {_first_line(problem)} cpu always can") from None
