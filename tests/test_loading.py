@@ -204,7 +204,7 @@ def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.loading.find_spec", lambda name: None)
+    monkeypatch.setattr("clearhead.zoo.find_spec", lambda name: None)
     assert clearhead.models() == {}
     with pytest.raises(InputError, match="pip install clearhead-zoo"):
         clearhead.load("zoo:sentiment")

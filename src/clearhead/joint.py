@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation, from_parts
 from clearhead.files import whole
+from clearhead.shown import Shown
 from clearhead.units import LEVELS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SCHEMA = "clearhead/joint-explanation"
 VERSION = 1
 
 
-class JointExplanation:
+class JointExplanation(Shown):
     """One result whose parts are the streams: `e["text"]`, `e["image"]`. What was explained is the same for all."""
 
     def __init__(self, parts: Mapping[str, Explanation]) -> None:
@@ -154,26 +155,6 @@ class JointExplanation:
         from clearhead.show.figures import main_axes, plot
 
         return main_axes(plot(self, kind, **options))
-
-    def html(self, path: str | Path | None = None) -> str:
-        """One self-contained HTML page, written to `path` if given."""
-        from clearhead.show.html import page
-
-        text = page([self])
-        if path is not None:
-            with whole(path) as partial:
-                partial.write_text(text, encoding="utf-8")
-        return text
-
-    def _repr_html_(self) -> str:
-        from clearhead.show.html import fragment
-
-        return fragment(self)
-
-    def __rich__(self) -> Any:
-        from clearhead.show.terminal import render
-
-        return render(self)
 
     def __repr__(self) -> str:
         inside = "; ".join(

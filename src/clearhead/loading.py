@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from clearhead import zoo
 from clearhead.errors import InputError, Refusal
 from clearhead.explainer import Explainer
 from clearhead.subjects.base import Subject, kind_of, subject_for, what_is_explained
@@ -79,24 +79,10 @@ def load(
     return Explainer(subject)
 
 
-def has_zoo() -> bool:
-    """Whether `clearhead-zoo` is installed, with or without models in it."""
-    return find_spec("clearhead_zoo") is not None
-
-
-def models() -> dict[str, dict[str, Any]]:
-    """The zoo's models and their cards; empty where `clearhead-zoo` is not installed."""
-    if not has_zoo():
-        return {}
-    import clearhead_zoo
-
-    return {name: clearhead_zoo.card(name) for name in clearhead_zoo.names()}
-
-
 def _open(name: str, revision: str | None, processor: Any, task: str | None = None) -> tuple[Any, Any]:
     import transformers
 
-    place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
     _check_place(name, place, revision)
     try:
         # Looked at as plain data first: to open a configuration can be to run the code that it names.
@@ -212,17 +198,6 @@ def _stays(model: nn.Module, device: Any, dtype: Any) -> bool:
         kind = "quantised" if quantised else "spread over devices (device_map)"
         raise InputError(f"{type(model).__name__} is {kind} and stays as it is: leave {' and '.join(asked)} out")
     return True
-
-
-def _zoo_path(name: str) -> str:
-    if not has_zoo():
-        raise InputError(f"zoo:{name} needs the zoo: pip install clearhead-zoo")
-    import clearhead_zoo
-
-    try:
-        return str(clearhead_zoo.path(name))
-    except (LookupError, ValueError) as problem:
-        raise InputError(str(problem.args[0])) from None
 
 
 def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:

@@ -186,7 +186,7 @@ def test_a_fault_of_our_own_is_one_line_too(
     def broken() -> None:
         raise RuntimeError("two\nlines \x1b[31m")
 
-    monkeypatch.setattr("clearhead.loading.models", broken)
+    monkeypatch.setattr("clearhead.zoo.models", broken)
     line = refused("models", code=70)
     assert "unexpected RuntimeError: two lines" in line and "--traceback" in line and "\x1b" not in line
     assert "in broken" in clearhead("--traceback", "models").err
@@ -196,7 +196,7 @@ def test_an_interrupt_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPa
     def stopped() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clearhead.loading.models", stopped)
+    monkeypatch.setattr("clearhead.zoo.models", stopped)
     assert refused("models", code=130) == "clearhead: interrupted"
 
 
@@ -250,8 +250,11 @@ def test_in_a_real_process(bert: Path, empty: Path) -> None:
     assert ended.stderr == "clearhead: unknown label 'HAPPY'. Accepted: NEGATIVE, NEUTRAL, POSITIVE\n"
 
 
-def test_help_imports_no_torch(empty: Path) -> None:
-    program = "import sys, clearhead.cli\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+def test_help_and_the_list_of_models_import_no_torch(empty: Path) -> None:
+    program = (
+        "import sys, clearhead.cli\nclearhead.models()\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=_environment())
 
 

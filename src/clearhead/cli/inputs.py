@@ -109,7 +109,7 @@ def _raw(one: Given, stream: str, name: str) -> Any:
 
 
 def _example(model: str | None, number: int) -> dict[str, Any]:
-    from clearhead.loading import has_zoo
+    from clearhead.zoo import has_zoo
 
     if model is None or not model.startswith("zoo:") or not has_zoo():
         raise InputError("--example is for models of the zoo: say which with --model zoo:NAME")
