@@ -177,7 +177,7 @@ def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
         clearhead.load("zoo:unicorn")
     with pytest.raises(clearhead.InputError, match="dtype='float3' is not known"):
         clearhead.load(model, tok, dtype="float3")
-    with pytest.raises(clearhead.InputError, match="device='toaster' cannot be used here"):
+    with pytest.raises(clearhead.InputError, match="device='toaster' is not known"):
         clearhead.load(model, tok, device="toaster")
     assert model.device.type == "cpu" and model.dtype == torch.float32
 
@@ -210,3 +210,10 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monke
     with pytest.raises(OSError, match="No space left"):
         made.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_goes_by_the_name_that_was_given(tmp_path: Path) -> None:
+    place = tmp_path / "lost" / "why.safetensors"
+    with pytest.raises(OSError, match="No such file") as told:
+        explainer("bert/classify").explain(TEXT).save(place)
+    assert told.value.filename == str(place)

@@ -55,7 +55,7 @@ def test_number_formats_and_devices(tmp_path: Path) -> None:
     assert e.certificate["dtype"] == "float64" and e.certificate["device"] == "cpu"
     with pytest.raises(InputError, match="dtype='float33' is not known"):
         clearhead.load(folder, dtype="float33")
-    with pytest.raises(InputError, match="device='nowhere' cannot be used"):
+    with pytest.raises(InputError, match="device='nowhere' is not known"):
         clearhead.load(folder, device="nowhere")
 
 
@@ -204,7 +204,7 @@ def test_the_zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_without_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.loading.find_spec", lambda name: None)
+    monkeypatch.setattr("clearhead.zoo.find_spec", lambda name: None)
     assert clearhead.models() == {}
     with pytest.raises(InputError, match="pip install clearhead-zoo"):
         clearhead.load("zoo:sentiment")

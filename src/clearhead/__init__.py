@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clearhead.explanation import load as open_explanation
     from clearhead.joint import JointExplanation
     from clearhead.lecturing import Lecture, lecture
-    from clearhead.loading import load, models
+    from clearhead.loading import load
     from clearhead.methods import Fold, Method, Scores, register
     from clearhead.recording.own import register_attention
     from clearhead.recording.tape import Call, Tape
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from clearhead.subjects.own_tokens import Tokens
     from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
     from clearhead.units import Units
+    from clearhead.zoo import models
 
 # Each name and the module that it comes from: nothing heavy is imported before it is used.
 _WHERE = {
@@ -47,7 +48,7 @@ _WHERE = {
     "from_dict": "explanation",
     "open_explanation": "explanation:load",
     "load": "loading",
-    "models": "loading",
+    "models": "zoo",
     "Fold": "methods",
     "Method": "methods",
     "Scores": "methods",

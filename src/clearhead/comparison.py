@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, Refusal
 from clearhead.explanation import plain
 from clearhead.joint import AnyExplanation
 
@@ -103,7 +103,8 @@ def compare(
     if isinstance(inputs, list) and not ex.subject.is_one(inputs):
         raise InputError("compare takes one input; use explain with a list of methods for many")
     if isinstance(methods, str) or len(methods) < 2:
-        raise InputError(f"compare needs at least two methods, but got {methods!r}")
+        given = [methods] if isinstance(methods, str) else methods
+        raise InputError(f"compare needs at least two methods, but got {', '.join(map(str, given)) or 'none'}")
     names = [str(method) for method in methods]
     if len(set(names)) < len(names):
         raise InputError(f"compare needs different methods, but got {', '.join(names)}")
@@ -114,5 +115,9 @@ def compare(
 
 
 def _default_methods(ex: "Explainer") -> list[str]:
-    applies = {line.name for line in ex.methods() if line.applies}
-    return [name for name in DEFAULTS if name in applies][:3]
+    lines = {line.name: line for line in ex.methods()}
+    found = [name for name in DEFAULTS if lines[name].applies][:3]
+    if len(found) < 2:
+        name = next(name for name in DEFAULTS if not lines[name].applies)
+        raise Refusal(f"fewer than two of {', '.join(DEFAULTS)} apply, so name methods; {name}: {lines[name].why_not}")
+    return found

@@ -29,5 +29,9 @@ def whole(path: str | Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, final)
+    except OSError as problem:
+        if problem.filename is not None and Path(problem.filename) == partial:
+            problem.filename = str(path)  # the caller never heard of the other
+        raise
     finally:
         partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The explanation of an input of several streams: a picture and a text, a source and what was said so far."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,19 @@ from jaxtyping import UInt8
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation, from_parts
 from clearhead.files import whole
+from clearhead.shown import Shown
 from clearhead.units import LEVELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from clearhead.areas import Where
-    from clearhead.show.linking import Links
 
 SCHEMA = "clearhead/joint-explanation"
 VERSION = 1
 
 
-class JointExplanation:
+class JointExplanation(Shown):
     """One result whose parts are the streams: `e["text"]`, `e["image"]`. What was explained is the same for all."""
 
     def __init__(self, parts: Mapping[str, Explanation]) -> None:
@@ -155,35 +155,6 @@ class JointExplanation:
         from clearhead.show.figures import main_axes, plot
 
         return main_axes(plot(self, kind, **options))
-
-    def html(
-        self,
-        path: str | Path | None = None,
-        evidence: Collection[int] | None = None,
-        links: "Sequence[Links]" = (),
-    ) -> str:
-        """One self-contained HTML page, written to `path` if given.
-
-        evidence: the places of words that people marked, drawn under the text
-        links: which words look at which parts of the picture, as `clearhead.probes.links(ex, …)` finds them
-        """
-        from clearhead.show.html import page
-
-        text = page([self], evidence=evidence, links=links)
-        if path is not None:
-            with whole(path) as partial:
-                partial.write_text(text, encoding="utf-8")
-        return text
-
-    def _repr_html_(self) -> str:
-        from clearhead.show.html import fragment
-
-        return fragment(self)
-
-    def __rich__(self) -> Any:
-        from clearhead.show.terminal import render
-
-        return render(self)
 
     def __repr__(self) -> str:
         inside = "; ".join(

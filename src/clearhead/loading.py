@@ -1,8 +1,8 @@
 """Names, folders or objects → an `Explainer`. Safetensors only, no remote code."""
 
 import copy
+import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from clearhead import zoo
 from clearhead.errors import InputError, Refusal
 from clearhead.explainer import Explainer
 from clearhead.subjects.base import Subject, kind_of, subject_for, what_is_explained
@@ -78,24 +79,11 @@ def load(
     return Explainer(subject)
 
 
-def has_zoo() -> bool:
-    """Whether `clearhead-zoo` is installed, with or without models in it."""
-    return find_spec("clearhead_zoo") is not None
-
-
-def models() -> dict[str, dict[str, Any]]:
-    """The zoo's models and their cards; empty where `clearhead-zoo` is not installed."""
-    if not has_zoo():
-        return {}
-    import clearhead_zoo
-
-    return {name: clearhead_zoo.card(name) for name in clearhead_zoo.names()}
-
-
 def _open(name: str, revision: str | None, processor: Any, task: str | None = None) -> tuple[Any, Any]:
     import transformers
 
-    place = _zoo_path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
+    _check_place(name, place, revision)
     try:
         # Looked at as plain data first: to open a configuration can be to run the code that it names.
         told, _ = transformers.PretrainedConfig.get_config_dict(place, revision=revision)
@@ -135,6 +123,17 @@ def _open(name: str, revision: str | None, processor: Any, task: str | None = No
             f"{name!r} lacks weights of {architecture} ({missing} …): it has not been trained for this task"
         )
     return model, processor or _open_processor(place, kind.processor_class, revision)
+
+
+def _check_place(name: str, place: str, revision: str | None) -> None:
+    """What can be told of a name before transformers, which takes whatever is no folder for a name of the hub."""
+    if os.path.isfile(place):
+        raise InputError(f"{name!r} is a file: give the folder that holds the model, as save_pretrained wrote it")
+    if os.path.isdir(place):
+        if revision is not None:
+            raise InputError(f"revision={revision!r} is for models of the hub, and {name!r} is a folder: leave it out")
+    elif name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+        raise InputError(f"cannot open {name!r} as a model: there is no such folder")
 
 
 #: What the classes that open processors open.
@@ -201,17 +200,6 @@ def _stays(model: nn.Module, device: Any, dtype: Any) -> bool:
     return True
 
 
-def _zoo_path(name: str) -> str:
-    if not has_zoo():
-        raise InputError(f"zoo:{name} needs the zoo: pip install clearhead-zoo")
-    import clearhead_zoo
-
-    try:
-        return str(clearhead_zoo.path(name))
-    except (LookupError, ValueError) as problem:
-        raise InputError(str(problem.args[0])) from None
-
-
 def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
@@ -224,6 +212,9 @@ def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 def _as_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device={str(device)!r} is not known: say cpu, cuda, cuda:1 or mps") from None
+    try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
         raise InputError(f"device={str(device)!r} cannot be used here: {_first_line(problem)} cpu always can") from None

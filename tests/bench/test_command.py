@@ -85,9 +85,17 @@ def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: 
     assert code == 0 and "text/mask/positive and text/pad/positive put methods in one order: Kendall's tau-b " in out
 
 
+def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text\na and b\n")  # nobody says what the evidence is
+    more = ("--data", tmp_path / "texts.csv")
+    code, out, err = bench(*command(tmp_path / "run", *more))
+    assert code == 3 and "not measured: truth" in out and "nothing could be measured" in err
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
+        (("--data", "lost.csv"), "there is no file or folder 'lost.csv'"),
         (("--methods", "salience"), "did you mean 'saliency'"),
         (("--protocols", "thruth"), "did you mean 'truth'"),
         (("--set", "truth.bye=score"), "did you mean 'by'"),

@@ -47,10 +47,14 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((TEXT, "--truncation-side", "up"), "truncation_side='up' is not known"),
         ((TEXT, "--dtype", "float3"), "dtype='float3' is not known"),
         ((TEXT, "--dtype", "int8"), "dtype='int8' holds no real numbers"),
-        ((TEXT, "--device", "toaster"), "device='toaster' cannot be used here"),
+        ((TEXT, "--device", "toaster"), "device='toaster' is not known: say cpu"),
+        ((TEXT, "--device", "cuda:99"), "device='cuda:99' cannot be used here"),
+        ((TEXT, "--memory", "2 apples"), "memory='2 apples' is no amount of memory"),
+        ((TEXT, "--revision", "main"), "revision='main' is for models of the hub"),
         ((TEXT * 40, "--no-truncation"), "tokens long and the model takes 64"),
         ((TEXT, "--words", "--sentences"), "--words and --sentences do not go together"),
         ((TEXT, "--save", "lost/why.safetensors"), "there is no folder"),
+        ((TEXT, "--save", "why.txt"), "must end in .safetensors"),
         ((TEXT, "--method", "generic,cat", "--save", "why.safetensors"), "one file for 2 explanations"),
         ((TEXT, "--batch-size", "0"), "--batch-size"),
         ((TEXT, "--out", "results"), "--out is for data"),
@@ -103,6 +107,20 @@ def test_models_that_cannot_be_explained(refused: Refused, bert: Path, empty: Pa
     assert "cannot open 'no-one/nothing' as a model" in refused("explain", TEXT, "-m", "no-one/nothing")
     (empty / "bare").mkdir()
     assert "cannot open 'bare' as a model" in refused("explain", TEXT, "-m", "bare")
+    assert refused("explain", TEXT, "-m", "./lost").endswith("cannot open './lost' as a model: there is no such folder")
+    assert "is a file: give the folder" in refused("explain", TEXT, "-m", bert / "model.safetensors")
+
+
+def test_weights_that_are_no_numbers(refused: Refused, bert: Path, empty: Path) -> None:
+    """The model is to blame, and the line says which part of it, not that recording changes its answers."""
+    model = transformers.BertForSequenceClassification.from_pretrained(bert)
+    weight = "bert.encoder.layer.1.attention.self.value.weight"
+    model.get_parameter(weight).data[0, 0] = torch.nan
+    model.save_pretrained(empty / "broken")
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(empty / "broken")
+    for verb in ("explain", "compare"):
+        said = refused(verb, TEXT, "-m", "broken", code=1)
+        assert "NaN or infinite" in said and weight in said
 
 
 @pytest.mark.parametrize(
@@ -158,7 +176,8 @@ def test_show_refuses_what_it_did_not_save(refused: Refused, bert: Path, clearhe
 
 
 def test_compare_needs_two_methods(refused: Refused, bert: Path) -> None:
-    assert "at least two methods" in refused("compare", TEXT, "-m", bert, "--method", "generic,generic")
+    said = refused("compare", TEXT, "-m", bert, "--method", "generic,generic")
+    assert said.endswith("compare needs at least two methods, but got generic")
 
 
 def test_a_fault_of_our_own_is_one_line_too(
@@ -167,7 +186,7 @@ def test_a_fault_of_our_own_is_one_line_too(
     def broken() -> None:
         raise RuntimeError("two\nlines \x1b[31m")
 
-    monkeypatch.setattr("clearhead.loading.models", broken)
+    monkeypatch.setattr("clearhead.zoo.models", broken)
     line = refused("models", code=70)
     assert "unexpected RuntimeError: two lines" in line and "--traceback" in line and "\x1b" not in line
     assert "in broken" in clearhead("--traceback", "models").err
@@ -177,13 +196,50 @@ def test_an_interrupt_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPa
     def stopped() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clearhead.loading.models", stopped)
+    monkeypatch.setattr("clearhead.zoo.models", stopped)
     assert refused("models", code=130) == "clearhead: interrupted"
 
 
 def test_a_file_that_cannot_be_written_is_one_line(refused: Refused, bert: Path, empty: Path) -> None:
     long = "x" * 300 + ".html"
     assert "File name too long" in refused("explain", TEXT, "-m", bert, "--html", long)
+
+
+def test_places_that_may_not_be_written_to_are_told_before_anything_is_loaded(
+    refused: Refused, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty / "locked").mkdir()
+    # whoever runs the tests as root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
+    for verb, option, place in [
+        ("explain", "--html", "locked/why.html"),
+        ("explain", "--save", "locked/why.safetensors"),
+        ("explain", "--save", "locked"),
+        ("attention", "--out", "locked"),
+        ("attention", "--out", "locked/maps"),
+        ("lecture", "--out", "locked/lecture.png"),
+    ]:
+        said = refused(verb, TEXT, "-m", "no-one/nothing", option, place)
+        assert f"cannot write {place!r}: you may not write to" in said
+
+
+def test_a_device_is_a_place(clearhead: Clearhead, bert: Path) -> None:
+    assert clearhead("explain", TEXT, "-m", bert, "--html", os.devnull).code == 0
+
+
+def test_a_misspelt_verb(refused: Refused) -> None:
+    assert refused("exlain", TEXT).endswith("Did you mean 'explain'? See clearhead --help")
+
+
+def test_a_pipe_that_is_closed_is_no_failure() -> None:
+    """As in clearhead methods | head -1: the reader has seen enough, whether it closed the pipe early or late."""
+    for verb in (["methods"], ["models", "--json"], ["explain", "--help"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "clearhead", *verb]
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=120, env=_environment())
+        os.close(writing)
+        assert (ended.returncode, ended.stderr) == (0, b""), verb
 
 
 def test_in_a_real_process(bert: Path, empty: Path) -> None:
@@ -194,8 +250,11 @@ def test_in_a_real_process(bert: Path, empty: Path) -> None:
     assert ended.stderr == "clearhead: unknown label 'HAPPY'. Accepted: NEGATIVE, NEUTRAL, POSITIVE\n"
 
 
-def test_help_imports_no_torch(empty: Path) -> None:
-    program = "import sys, clearhead.cli\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+def test_help_and_the_list_of_models_import_no_torch(empty: Path) -> None:
+    program = (
+        "import sys, clearhead.cli\nclearhead.models()\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=_environment())
 
 

@@ -141,22 +141,22 @@ def test_methods_say_whether_they_apply(clearhead: Clearhead, bert: Path) -> Non
 
 
 def test_models_work_without_the_zoo(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.loading.find_spec", lambda name: None)
+    monkeypatch.setattr("clearhead.zoo.find_spec", lambda name: None)
     assert clearhead("models", "--json").json["models"] == {}
     said = clearhead("models")
     assert said.code == 0 and "pip install clearhead-zoo" in said.out
 
 
 def test_models_of_an_empty_zoo(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.loading.has_zoo", lambda: True)
-    monkeypatch.setattr("clearhead.loading.models", dict)
+    monkeypatch.setattr("clearhead.zoo.has_zoo", lambda: True)
+    monkeypatch.setattr("clearhead.zoo.models", dict)
     said = clearhead("models")
     assert said.code == 0 and "is installed, but holds no models" in said.out and "pip install" not in said.out
 
 
 def test_models_are_listed_from_their_cards(clearhead: Clearhead, monkeypatch: pytest.MonkeyPatch) -> None:
     card = {"task": "text-classification", "bytes": 21_000_000, "figures": {"accuracy": 0.91}, "summary": "Feelings."}
-    monkeypatch.setattr("clearhead.loading.models", lambda: {"sentiment": card})
+    monkeypatch.setattr("clearhead.zoo.models", lambda: {"sentiment": card})
     said = clearhead("models").out
     assert "zoo:sentiment" in said and "21.0 MB" in said and "accuracy 0.91" in said
 

@@ -11,6 +11,10 @@ from tests.laws import cases
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 #: Methods that take words and sentences together: model inputs alone do not say where these begin and end.
 BY_TEXT = ("shap",)
+#: Where methods do not apply they refuse, which test_batched_is_single checks.
+APPLYING = [
+    (subject, method) for subject in cases.SUBJECTS for method in cases.METHODS if cases.applies(method, subject)
+]
 EVERYWHERE = [pytest.mark.parametrize("method", cases.METHODS), pytest.mark.parametrize("subject", cases.SUBJECTS)]
 
 
@@ -112,11 +116,9 @@ def test_embeddings_given_with_padding(subject):
         cases.assert_alike(padded[method], plain[method], cases.allowed(method, subject))
 
 
-@everywhere
-def test_parts_are_there_where_they_are_declared(method, subject):
+@pytest.mark.parametrize(("subject", "method"), APPLYING)
+def test_parts_are_there_where_they_are_declared(subject, method):
     """rows="all" gives a matrix, per="head" heads where a method has them; so the law above was asked of them."""
-    if not cases.applies(method, subject):
-        pytest.skip("refused, which test_batched_is_single checks")
     declaration = cases.REGISTRY[method].declaration
     by_variant = {variant: cases.single(subject)[str(variant)][0] for variant in cases.variants(method)}
     cases.batched(subject)  # so that the recorder was tested, whichever test comes first

@@ -64,6 +64,7 @@ def together_and_alone(ex: clearhead.Explainer, many: list[dict[str, Any]], with
 
 def steps_together_and_alone(explain: Callable[..., Any], methods: list[Method], count: int, within: float) -> None:
     together = explain(methods, None)
+    assert count > 1 and methods
     for step in range(count):
         for method, alone in explain(methods, Generated(step)).items():
             for stream in alone.streams:

@@ -73,6 +73,7 @@ def looks(given: Sequence[Call], of: str = "attention") -> list[list[replica.Loo
 
 
 def check(ours: dict[str, np.ndarray], matrices: dict[tuple[str, str], np.ndarray]) -> None:
+    assert ours.keys() == LENGTHS.keys()
     for stream, row in ours.items():
         expected = sum(matrices[other, stream][0] / 2 for other in LENGTHS)
         np.testing.assert_allclose(row, expected, rtol=1e-12, atol=1e-14)

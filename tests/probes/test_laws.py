@@ -5,6 +5,7 @@ import torch
 
 import clearhead
 from clearhead import probes
+from clearhead.cli.probe import OPTIONS, TRAINING
 from clearhead.errors import InputError, Refusal
 from clearhead.probes.flattening import flat
 from clearhead.recording.patch import Patch, patched
@@ -20,6 +21,11 @@ PROBES = {
     "heads": {},
     "skips": {},
 }
+
+
+def test_every_probe_of_the_command_line_is_held_to_this():
+    """Those that train are in test_training.py."""
+    assert PROBES.keys() | set(TRAINING) == OPTIONS.keys()
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,20 @@ def test_a_model_that_computes_something_else_when_recorded():
     assert "logits change" in text and text.endswith(LAYER)
 
 
+@pytest.mark.parametrize("layer", [0, 2])
+def test_weights_that_are_no_numbers(layer):
+    model, tokenizer = text_model("bert")
+    weight = f"bert.encoder.layer.{layer}.attention.self.key.weight"
+    model.get_parameter(weight).data[0, 0] = torch.nan
+    assert refusal(model, tokenizer).endswith(f"NaN or infinite, so has no answer: {weight}")
+
+
+def test_an_answer_that_is_no_number():
+    model, tokenizer = text_model("bert")
+    model.classifier.register_forward_hook(lambda module, args, output: output * torch.inf)
+    assert "itself answers NaN or infinity in torch.float64" in refusal(model, tokenizer)
+
+
 def test_a_layer_that_does_not_ask_the_interface():
     class ByHand(BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):

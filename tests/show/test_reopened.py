@@ -20,7 +20,7 @@ import clearhead
 from tests.show.test_terminal import printed
 for file in map(Path, sys.argv[1:]):
     explanation = clearhead.open_explanation(file)
-    explanation.html(file.with_suffix(".html"))
+    assert explanation.html(file.with_suffix(".html")) == file.with_suffix(".html")
     explanation.plot().get_figure(root=True).savefig(file.with_suffix(".png"))
     file.with_suffix(".txt").write_text(printed(explanation), encoding="utf-8")
 """

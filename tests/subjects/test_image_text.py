@@ -31,6 +31,7 @@ def methods(ex: clearhead.Explainer) -> list[clearhead.Method]:
 
 
 def same(one: Any, two: Any, tolerance: float = CLOSE) -> None:
+    assert one.keys() == two.keys() != set()
     for method in one:
         for stream in one[method].streams:
             a, b = one[method][stream], two[method][stream]

@@ -263,7 +263,7 @@ def models(as_json: opt.Json = False) -> None:
     if as_json:
         put.print_json({"schema": "clearhead/models", "version": 1, "models": cards})
     elif not cards:
-        from clearhead.loading import has_zoo
+        from clearhead.zoo import has_zoo
 
         empty = "clearhead-zoo is installed, but holds no models"
         why = empty if has_zoo() else "pip install clearhead-zoo brings some"

@@ -8,6 +8,7 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import process
+from clearhead.cli.inputs import without_bars
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def bench(
     from clearhead.bench.running import Run
 
     engine_named(engine, address)  # an unknown one is told before the model is opened
+    without_bars(model)
     chosen: dict[str, dict[str, object]] = {}
     for text in settings or []:
         name, what, value = setting(text)
@@ -143,6 +145,9 @@ def bench(
     else:
         _show(run)
         print(f"{report.computed} chunks computed, {report.there_before} were there before: {out / 'table.parquet'}")
+    if next(run.store.table(), None) is None:
+        process.say("nothing could be measured; why is said above, and with --json under refused", process.ROWS_FAILED)
+        raise typer.Exit(process.ROWS_FAILED)
 
 
 def report(

@@ -178,6 +178,8 @@ def _functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
     """Functions by language: of source files, or the lines of a .txt file."""
     from clearhead.bias.syntax import ENDINGS, functions
 
+    if not path.exists():
+        raise InputError(f"there is no file or folder {str(path)!r}")
     files = sorted(one for one in path.rglob("*") if one.suffix in ENDINGS) if path.is_dir() else [path]
     found: dict[str, list[str]] = {}
     for file in files:

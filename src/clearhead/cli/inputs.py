@@ -25,11 +25,16 @@ def load(loading: opt.Loading, streams: Iterable[str] = ("text",)) -> "Explainer
     """The model that was named or, by default, the zoo's for what was given."""
     name = loading.model or _default_model(frozenset(streams))
     with put.waiting(f"loading {name}"):
-        if name.startswith("zoo:") or os.path.isdir(name):
-            import transformers
-
-            transformers.logging.disable_progress_bar()  # nothing is downloaded
+        without_bars(name)
         return clearhead.load(name, **loading.arguments())
+
+
+def without_bars(name: str) -> None:
+    """transformers draws no bars for a model of which nothing is downloaded."""
+    if name.startswith("zoo:") or os.path.isdir(name):
+        import transformers
+
+        transformers.logging.disable_progress_bar()
 
 
 def _default_model(streams: frozenset[str]) -> str:
@@ -104,7 +109,7 @@ def _raw(one: Given, stream: str, name: str) -> Any:
 
 
 def _example(model: str | None, number: int) -> dict[str, Any]:
-    from clearhead.loading import has_zoo
+    from clearhead.zoo import has_zoo
 
     if model is None or not model.startswith("zoo:") or not has_zoo():
         raise InputError("--example is for models of the zoo: say which with --model zoo:NAME")

@@ -182,7 +182,8 @@ def save(explanations: Sequence["AnyExplanation"], place: str | None) -> None:
     for number, explanation in enumerate(explanations, 1):
         name = str(explanation.provenance.get("method", explanation.method))
         explanation.save(folder / f"{number:03d}.{name}{SUFFIX}")
-    print(f"wrote {len(explanations)} files into {place}", file=sys.stderr)
+    files = "1 file" if len(explanations) == 1 else f"{len(explanations)} files"
+    print(f"wrote {files} into {place}", file=sys.stderr)
 
 
 def _is_file(place: str) -> bool:
@@ -191,19 +192,19 @@ def _is_file(place: str) -> bool:
 
 def check_folder(out: str | None) -> None:
     """Before anything is computed: can a folder be there?"""
-    parent = Path(out or ".").absolute().parent
-    if not parent.is_dir():
-        raise InputError(f"cannot write {out!r}: there is no folder {str(parent)!r}")
-    if out is not None and os.path.exists(out) and not os.path.isdir(out):
+    if out is None:
+        return
+    if os.path.exists(out) and not os.path.isdir(out):
         raise InputError(f"--out {out!r} is there and is no folder: name a folder")
+    _check_writable(out, out if os.path.isdir(out) else _parent(out))
 
 
 def check_places(html: str | None, place: str | None = None, count: int = 1, option: str = "--html") -> None:
     """Before anything is computed: can what is asked for be written where it shall go? `option` names the first."""
     for path in (html, place):
-        folder = Path(path or ".").absolute().parent
-        if not folder.is_dir():
-            raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
+        if path is not None:
+            # A device such as /dev/null is written to, never replaced: it is its own place.
+            _check_writable(path, path if os.path.exists(path) and not os.path.isfile(path) else _parent(path))
     if html is not None and os.path.isdir(html):
         raise InputError(f"{option} {html!r} is a folder: name a file")
     if place is None:
@@ -212,3 +213,17 @@ def check_places(html: str | None, place: str | None = None, count: int = 1, opt
         raise InputError(f"--save {place!r} is one file for {count} explanations: name a folder")
     if os.path.exists(place) and not os.path.isdir(place) and not _is_file(place):
         raise InputError(f"--save {place!r} is there and is no folder: name a folder, or a file that ends in {SUFFIX}")
+    ending = Path(place).suffix[1:].isalpha() and not place.endswith(os.sep)
+    if ending and not os.path.exists(place) and not _is_file(place):
+        raise InputError(f"--save {place!r} must end in {SUFFIX}, or be a folder: {place + os.sep!r} if you mean one")
+
+
+def _parent(path: str) -> str:
+    return str(Path(path).absolute().parent)
+
+
+def _check_writable(path: str, there: str) -> None:
+    if not os.path.exists(there):
+        raise InputError(f"cannot write {path!r}: there is no folder {there!r}")
+    if not os.access(there, os.W_OK):
+        raise InputError(f"cannot write {path!r}: you may not write to {there!r}")

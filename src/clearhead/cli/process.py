@@ -32,6 +32,8 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; whatever goes wrong is one line on standard error and an exit code."""
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    if not sys.stderr.isatty():  # nobody watches a bar
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with warnings.catch_warnings(), _noticing_interrupts():
         warnings.simplefilter("ignore")  # what libraries say among themselves is no business of the person's
         warnings.simplefilter("default", ClearheadWarning)  # what we say is
@@ -71,7 +73,10 @@ def _code(app: typer.Typer, arguments: list[str]) -> int:
         return say("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
     except (KeyboardInterrupt, typer.Abort):
         return say("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader has seen enough, as in clearhead methods | head
+    except (BrokenPipeError, SystemExit) as ended:  # the reader has seen enough, as in clearhead methods | head
+        # click turns a pipe that is closed while a command prints into an exit of its own
+        if not isinstance(ended, BrokenPipeError) and not isinstance(ended.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Stopped as stopped:
@@ -88,7 +93,8 @@ def _code(app: typer.Typer, arguments: list[str]) -> int:
             where = context.command_path if context else "clearhead"
             said = problem.format_message()  # type: ignore[attr-defined]
             # Without a message it has already shown the help: nothing was asked for.
-            return say(f"{said.rstrip('.')}. See {where} --help", BAD_INPUT) if said else BAD_INPUT
+            ends = said if said.endswith("?") else f"{said.rstrip('.')}."
+            return say(f"{ends} See {where} --help", BAD_INPUT) if said else BAD_INPUT
         if isinstance(problem, OSError):
             named = f"{problem.filename!r}: {problem.strerror}" if problem.filename else str(problem)
             return say(named, BAD_INPUT)

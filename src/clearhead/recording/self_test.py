@@ -156,6 +156,7 @@ def _check_rebuilt(model: nn.Module, calls: list[Captured]) -> float:
     errors = [call.rebuild_error() for call in calls]
     worst = max(errors)
     if not worst <= _tolerance(calls[0].attention):
+        _check_numbers(model)
         layer = calls[errors.index(worst)].module
         raise Refusal(
             f"{type(model).__name__}: the attention recorded in {layer} is not what it used (relative gap {worst:.1e})"
@@ -173,6 +174,7 @@ def _check_returned(model: nn.Module, forward: Forward, inputs: Mapping[str, Any
         gradients = torch.autograd.grad(number, used, allow_unused=True) if used else ()
     for call, part in zip(calls, maps, strict=True):
         if not (bool((part >= 0).all()) and bool((part.sum(-1) <= 1.01).all())):
+            _check_numbers(model)
             least, most = float(part.min()), float(part.max())
             raise Refusal(
                 f"{type(model).__name__}: what {call.module} returns as its attention are no shares of one (from "
@@ -186,11 +188,24 @@ def _check_logits(model: nn.Module, forward: Forward, inputs: Mapping[str, Any],
     real = _first_tensor(model(**inputs))
     gap = _gap(_first_tensor(forward(inputs)[0]), real)
     if not gap <= _tolerance(real):
+        _check_numbers(model, real)
         raise Refusal(
             f"{type(model).__name__}: logits change by {gap:.1e} (relative) when its attention is recorded{when}; the "
             f"first layer to differ is {_first_to_differ(model, forward, inputs, _tolerance(real))}"
         )
     return gap
+
+
+def _check_numbers(model: nn.Module, output: Tensor | None = None) -> None:
+    """Where something differs: does recording change the model, or does the model not give numbers by itself?"""
+    here = [(name, part) for name, part in model.named_parameters() if part.is_floating_point() and not part.is_meta]
+    broken = [name for name, part in here if not bool(part.isfinite().all())]
+    if broken:
+        raise Refusal(f"{type(model).__name__} has weights that are NaN or infinite, so has no answer: {broken[0]}")
+    if output is not None and not bool(output.isfinite().all()):
+        raise Refusal(
+            f"{type(model).__name__} itself answers NaN or infinity in {output.dtype}: try another dtype, or input"
+        )
 
 
 def _first_to_differ(model: nn.Module, forward: Forward, inputs: Mapping[str, Any], tolerance: float) -> str:

@@ -96,7 +96,7 @@ def inputs_of(ask: Input, subject: "Subject", picture: Any) -> dict[str, Any]:
 
 
 def _example(model: str, number: int) -> dict[str, Any]:
-    from clearhead.loading import has_zoo
+    from clearhead.zoo import has_zoo
 
     if not model.startswith("zoo:") or not has_zoo():
         raise InputError("ready examples are for models of the zoo alone")

@@ -108,7 +108,7 @@ class Shelf:
         All are opened here, one after another: transformers changes defaults of the whole process while it opens one,
         which another thread that computes would notice.
         """
-        from clearhead.loading import models as zoo
+        from clearhead.zoo import models as zoo
 
         cards = {f"zoo:{name}": card for name, card in zoo().items()}
         found = models if isinstance(models, Mapping) else {name: _opened(name) for name in follow(models)}
@@ -136,6 +136,6 @@ def _opened(name: str) -> "Explainer":
 
 def zoo_names() -> list[str]:
     """The models of the zoo, the one for texts first."""
-    from clearhead.loading import models as zoo
+    from clearhead.zoo import models as zoo
 
     return sorted((f"zoo:{name}" for name in zoo()), key=lambda name: (name != "zoo:sentiment", name))

@@ -57,6 +57,8 @@ def read(name: str, split: str | None = None, root: str | Path | None = None, **
         kind = name
     else:
         kind, root = ("folder" if os.path.isdir(name) else "table"), name
+    if kind not in READERS and (os.sep in name or Path(name).suffix):
+        raise InputError(f"there is no file or folder {name!r}")
     if kind not in READERS or (kind == "hub" and not dataset):
         raise unknown("data set", name, [*sorted(set(READERS) - {"hub"}), "hub:OWNER/NAME", "a path"])
     reader = READERS[kind]
