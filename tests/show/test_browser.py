@@ -147,7 +147,7 @@ class TestText:
     def test_what_people_marked_is_drawn_under_it(self, opened: Open, text: dict[str, Explanation]) -> None:
         page = opened(html.page([text["generic"]], evidence=[2, 5]))
         marked = page.locator(".ch-human").evaluate_all("(all) => all.map((unit) => Number(unit.dataset.unit))")
-        assert marked == [2, 5] and "what people marked" in page.locator(".ch-stream").inner_text()
+        assert marked == [2, 5] and "marked as evidence" in page.locator(".ch-stream").inner_text()
 
     def test_a_step_that_is_chosen_is_shown_alone(self, opened: Open) -> None:
         both = every()["source and prefix"]

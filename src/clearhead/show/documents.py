@@ -297,12 +297,17 @@ def _scored(part: Explanation) -> Document:
 
 
 def _cuts(part: Explanation, found: bool) -> Document:
-    """Above which score a pixel is in the mask: of all, and of each object that was found."""
+    """Above which score a pixel is in the mask: of all, and of each object that was found.
+
+    Masks of large pictures are cut at the size that a page shows: each object costs as many pixels.
+    """
     if shape(part) != "grid" or part.units.grid is None:
         return {}
     kept, grid = part.units.drop_special(), part.units.grid
     size = grid if part.picture is None else part.picture.shape[:2]
-    steps = part.matrix if found and part.steps is not None else None
+    size = pictures.fitted(*size) if max(size) > pictures.LONGEST else size
+    has_steps = found and part.steps is not None and part.matrix is not None and part.matrix.size <= LARGEST
+    steps = part.matrix if has_steps else None
 
     def cut(scores: np.ndarray) -> float | None:
         return cut_of(scores[kept].reshape(grid), *size)

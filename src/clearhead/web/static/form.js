@@ -105,7 +105,8 @@ export class Form {
 
   // A text that is far too long would keep the browser busy before the server could say so.
   bound(event) {
-    const length = event.target.value.length + event.clipboardData.getData("text/plain").length, { characters } = this.limits;
+    const { value, selectionStart, selectionEnd } = event.target, { characters } = this.limits;
+    const length = value.length - (selectionEnd - selectionStart) + event.clipboardData.getData("text/plain").length;
     if (length <= characters) return;
     event.preventDefault();
     const said = (count) => count.toLocaleString("en");
