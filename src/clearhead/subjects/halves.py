@@ -16,7 +16,7 @@ from clearhead.subjects.image import ImageSubject, Layout, layout_of
 from clearhead.subjects.pictures import as_seen, open_picture
 from clearhead.subjects.text import TextSubject
 from clearhead.targets import Target
-from clearhead.units import Units, patches
+from clearhead.units import patches
 
 #: Where text towers are pooled, by their kind; all others are at their first token.
 END, LAST = "end of text", "last position"
