@@ -42,9 +42,7 @@ def lxmert(
     """`layers`: of language, of regions, and those in which they meet."""
     tokenizer = models.tokenizer("wordpiece")
     counts = dict(zip(("l_layers", "r_layers", "x_layers"), layers, strict=True))
-    config = transformers.LxmertConfig(
-        **_text(tokenizer), **counts, visual_feat_dim=FEATURES, num_qa_labels=4, **more
-    )
+    config = transformers.LxmertConfig(**_text(tokenizer), **counts, visual_feat_dim=FEATURES, num_qa_labels=4, **more)
     return _fresh(getattr(transformers, cls), config, dtype), tokenizer
 
 

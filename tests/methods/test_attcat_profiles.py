@@ -157,8 +157,8 @@ def test_hidden_words_say_something_else() -> None:
 
 
 def test_what_has_no_words_is_refused() -> None:
+    vectors = {"inputs_embeds": torch.ones(1, 4, 32, dtype=torch.float64)}
     with pytest.raises(InputError, match=r"hides \[CLS\] and \[SEP\] of a text"):
-        vectors = {"inputs_embeds": torch.ones(1, 4, 32, dtype=torch.float64)}
         twins.explainer("bert/classify").explain(vectors, "attcat", profile="attcat_paper")
     with pytest.raises(InputError, match="nothing of the text is left"):
         twins.explainer("bert/classify").explain(

@@ -5,7 +5,8 @@
 `rules` is the family of rules (`rules/relevance.py`): "ours", which conserves relevance, so that the scores of a text
 add up to one, what the target starts with; or "orig", as in published comparisons, where it doubles at each linear map.
 With `positions` the positions that are added to embeddings take their share, which then belongs to no unit, as in the
-authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's.
+authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's. What starts with
+a sum of zero (a contrast, a probability, log-odds) is refused by rules that keep sums: nothing of it would arrive.
 """
 
 from typing import Literal

@@ -158,7 +158,7 @@ def _something(number: Tensor, scores: Tensor) -> None:
     if not scores.requires_grad:
         return
     (start,) = torch.autograd.grad(number.sum(), scores, retain_graph=True, allow_unused=True)
-    parts = torch.zeros_like(scores).flatten(1) if start is None else start.flatten(1)
+    parts = (torch.zeros_like(scores) if start is None else start).reshape(len(scores), -1)
     if ((parts.sum(1).abs() <= NOTHING * parts.abs().sum(1)) & parts.any(1)).any():
         raise NoRule(
             "what is explained takes from some classes what it gives to another (as a contrast, a probability and "
