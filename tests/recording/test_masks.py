@@ -58,7 +58,7 @@ def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyP
     for start in range(0, LENGTH, 4):
         rows = slice(start, min(start + 4, LENGTH))
         seen = found.span(rows)
-        assert torch.equal(found.tile(rows, seen), expected[:, :, rows, seen])
+        assert torch.equal(found.cells(rows, seen), expected[:, :, rows, seen])
         outside = expected[:, :, rows].clone()
         outside[..., seen] = False
         assert not outside.any()
@@ -68,7 +68,7 @@ def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyP
     assert found.facts is not None and (found.facts.causal, found.facts.window) == FEW_WORDS[name]
     assert (found.facts.padding is not None) == padded
     every = slice(0, LENGTH)
-    assert torch.equal(found.facts.tile(every, every, found.device).expand_as(expected), expected)
+    assert torch.equal(found.facts.cells(every, every, found.device).expand_as(expected), expected)
 
 
 def test_whatever_else_is_done_is_done_with_the_mask_itself() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead
 from clearhead import Method
@@ -15,15 +16,17 @@ METHODS = [
 ]
 
 
-def both_ways(tokens: int) -> None:
+def both_ways(tokens: int, dtype: torch.dtype, within: float) -> None:
     example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
     ex = clearhead.load("zoo:recall-4k")
-    ex.subject.model.set_attn_implementation("eager")  # two forward kernels would differ by more than tiles do
+    ex.subject.model.to(dtype).set_attn_implementation(
+        "eager"
+    )  # two forward kernels would differ by more than tiles do
     whole, tiles = (ex.explain(example.text, method=METHODS, kernel=kernel) for kernel in ("materialised", "tiles"))
     for name, expected in whole.items():
         e = tiles[name]
         assert e.certificate["kernel"] == "streaming: torch tiles" and e.target["name"] == example.label
-        np.testing.assert_allclose(e.scores, expected.scores, atol=1e-5 * abs(expected.scores).max(), rtol=0)
+        np.testing.assert_allclose(e.scores, expected.scores, atol=within * abs(expected.scores).max(), rtol=0)
     e = tiles["generic"]
     listed = [i for i, special in enumerate(e.units.special) if not special][: -len(example.question)]
     best = sorted(listed, key=lambda i: e.scores[i], reverse=True)[:2]
@@ -31,9 +34,11 @@ def both_ways(tokens: int) -> None:
 
 
 def test_at_512_tokens() -> None:
-    both_ways(512)
+    both_ways(512, torch.float32, 1e-5)
 
 
 @pytest.mark.slow
-def test_at_4096_tokens() -> None:
-    both_ways(4096)
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-9), (torch.float32, 2e-5)])
+def test_at_4096_tokens(dtype: torch.dtype, within: float) -> None:
+    """In float32 rounding grows with length: whole maps are then 1.3e-5 from those in float64 themselves (attcat)."""
+    both_ways(4096, dtype, within)

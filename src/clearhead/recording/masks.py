@@ -37,7 +37,7 @@ class Facts:
     causal: bool
     window: int | None
 
-    def tile(self, rows: slice, keys: slice, device: torch.device) -> Bool[Tensor, "#batch 1 #query key"]:
+    def cells(self, rows: slice, keys: slice, device: torch.device) -> Bool[Tensor, "#batch 1 #query key"]:
         at, there = (torch.arange(part.start, part.stop, device=device) for part in (rows, keys))
         at = at[:, None]
         seen = torch.ones_like(there, dtype=torch.bool) if self.padding is None else self.padding[..., keys]
@@ -78,11 +78,13 @@ class Described(Tensor):
     @cached_property
     def whole(self) -> Bool[Tensor, "batch 1 query key"]:
         _, _, queries, keys = self.shape
-        return self.tile(slice(0, queries), slice(0, keys))
+        return self.cells(slice(0, queries), slice(0, keys))
 
-    def tile(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+    def cells(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
         count, offset = keys.stop - keys.start, self.named.get("kv_offset", 0) + keys.start
-        return sdpa_mask(**{**self.named, **_rows(self.named, rows), "kv_length": count, "kv_offset": offset})
+        made = sdpa_mask(**{**self.named, **_rows(self.named, rows), "kv_length": count, "kv_offset": offset})
+        assert made is not None  # nothing may be skipped
+        return made
 
     @cached_property
     def facts(self) -> Facts | None:
@@ -102,14 +104,14 @@ class Described(Tensor):
         batch, _, queries, count = self.shape
         keys, size = slice(0, count), max(1, CELLS // (batch * count))
         tiles = (slice(start, min(start + size, queries)) for start in range(0, queries, size))
-        return all(bool((self.tile(rows, keys) == facts.tile(rows, keys, self.device)).all()) for rows in tiles)
+        return all(bool((self.cells(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
 
     def span(self, rows: slice) -> slice:
         """From the first key that one of these queries sees to the last; all, if there is none."""
         count = self.shape[3]
         if self.facts is not None:
             return self.facts.span(rows, count)
-        return span(self.tile(rows, slice(0, count)))
+        return span(self.cells(rows, slice(0, count)))
 
 
 def described(**named: Any) -> Tensor | None:

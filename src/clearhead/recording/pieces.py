@@ -50,7 +50,7 @@ def _attend(
 def _mask(call: "Streamed", rows: slice, keys: slice) -> Tensor | None:
     if not isinstance(call.mask, Described):
         return call.mask
-    return call.mask.tile(slice(0, 1) if _alike(call.mask) else rows, keys)
+    return call.mask.cells(slice(0, 1) if _alike(call.mask) else rows, keys)
 
 
 def _spans(call: "Streamed") -> list[tuple[slice, slice]]:

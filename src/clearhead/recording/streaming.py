@@ -225,7 +225,7 @@ class Streamed:
             at, there = (torch.arange(part.start, part.stop, device=self.query.device) for part in (rows, keys))
             return (there <= at[:, None])[None, None]
         if isinstance(self.mask, Described):
-            return self.mask.tile(rows, keys).to(self.query.device)
+            return self.mask.cells(rows, keys).to(self.query.device)
         if self.mask is None or self.mask.dtype != torch.bool:
             return None
         return self.cut(self.mask, rows, keys)
