@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+#: The interval of fewer is not printed.
+FEW = 5
+
 
 def shown(own: Mapping[str, Any] | None, digits: int = 2) -> str:
-    """A mean with its interval; a dash where there is none, since one question says nothing about others."""
+    """A mean with its interval; a dash where there are too few questions: resampled, they lie too close together."""
     if own is None or not own["count"]:
         return "–"
-    if own["low"] is None:
+    if own["low"] is None or own["count"] < FEW:
         return f"– (n = {own['count']})"
     return minus(f"{own['mean']:.{digits}f} [{own['low']:.{digits}f}, {own['high']:.{digits}f}]")
 

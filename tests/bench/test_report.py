@@ -69,6 +69,23 @@ def test_the_csv_table_holds_means_intervals_and_sums_first(run: Finished) -> No
     assert float(over_all["mean"]) == pytest.approx((6 / 8 + 0 / 2) / 2) and over_all["rank"] == ""
 
 
+def test_one_example_is_shown_without_an_interval(tmp_path: Path) -> None:
+    curve = named("perturb-text", fills=("mask",))
+    figures = {"aopc": 0.25, "probability clearhead": 0.5, "correct": 1.0}
+    curves = {"fraction": (0.0, 1.0), "probability": (1.0, 0.1), "accuracy": (1.0, 0.0)}
+    row = ("perturb-text", curve.hash, "v", "text/mask/positive", figures, curves)
+    rows = [Row("m", "d", "e", method, *row) for method in ("generic", "random")]
+    store = Store(tmp_path)
+    settings = {curve.hash: {"protocol": curve.name, **curve.settings}}
+    store.open({"job": {"model": "m", "data": "d"}, "model": "m", "versions": "v", "settings": settings})
+    store.write(Shard("key", ((curve.hash, ("generic", "random")),), tuple(rows), {}))
+    store.write_table(["key"], {curve.hash: {"generic", "random"}})
+    run = Finished(tmp_path)
+    words = " ".join(said for where, said in Page(page(run)).texts if where not in ("style", "script"))
+    assert "0.250, rank" in words and "nan" not in words and "nan" not in latex_text(run)
+    assert "0.250" in latex_text(run) and ",0.25,,,1," in csv_text(run)
+
+
 def test_the_page_is_whole_safe_and_says_everything(run: Finished) -> None:
     text = page(run)
     parsed = Page(text)

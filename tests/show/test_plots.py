@@ -1,6 +1,7 @@
 """Plots as the renderer gets them, as it draws them, and without it."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ from matplotlib.cbook import boxplot_stats
 
 from clearhead import Explanation
 from clearhead.bench.statistics import Interval
-from clearhead.show import code_plots, documents, html, plots
+from clearhead.show import code_plots, concept_plots, documents, html, plots
 from clearhead.show.documents import document
 from clearhead.show.plain import plain_form
 from tests.bias.test_detector import measured
 from tests.show.browsing import Open, every_fold
 from tests.show.pages import Page, assert_harmless
 from tests.show.plotted import NASTY, every_plot, probes
+from tests.show.test_documents import numbers
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
@@ -133,3 +135,15 @@ class TestDrawn:
         printed = colour()
         page.emulate_media(media="screen", color_scheme="light")
         assert dark != colour() == printed
+
+
+def test_concept_maps_of_the_last_layer_show_the_class_token() -> None:
+    """Only it has a gradient there: scaled by the other units, which have none, it would be white."""
+    units = SimpleNamespace(special=(True, False, False), names=("[CLS]", "so", "good"), grid=None)
+    inquiry = SimpleNamespace(
+        samples=[SimpleNamespace(units=units)],
+        maps={"praise": {4: [np.array([9.0, 0.5, -2.0])], 6: [np.array([0.02, 0.0, 0.0])]}},
+    )
+    middle, last = (concept_plots.sensitivity(inquiry, layer)[0] for layer in (4, 6))  # type: ignore[arg-type]
+    np.testing.assert_allclose(numbers(middle["values"])[0, 1:], [0.25, -1.0], atol=0.01)
+    np.testing.assert_allclose(numbers(last["values"]), [[1.0, 0.0, 0.0]], atol=0.01)

@@ -29,9 +29,10 @@ def _lines(section: Section) -> Iterator[list[object]]:
             for column in table.columns:
                 places = ranks(column.values, table.smaller_is_better)
                 for method, found in sorted(column.intervals().items()):
+                    ends = (repr(found.low), repr(found.high)) if found.known else ("", "")
                     yield [
                         *(section.name, section.hash, column.name, figure, table.better, method),
-                        *(repr(found.mean), repr(found.low), repr(found.high), found.count, places[method]),
+                        *(repr(found.mean), *ends, found.count, places[method]),
                     ]
     for part, by_method in section.overall().items():
         for method, figures in by_method.items():

@@ -85,8 +85,10 @@ def _inside(sample: "Sample") -> np.ndarray:
 
 
 def _full(maps: "Sequence[np.ndarray]", samples: "Sequence[Sample]") -> float:
+    """The largest value of the maps that are shown: special units count where the others have none (last layer)."""
     shown = list(zip(maps, samples, strict=False))[:SHOWN]
-    return max(float(np.abs(own[_inside(sample)]).max()) for own, sample in shown) or 1.0
+    inside = max(float(np.abs(own[_inside(sample)]).max(initial=0)) for own, sample in shown)
+    return inside or max(float(np.abs(own).max()) for own, _ in shown) or 1.0
 
 
 def by_layer(directions: "Directions") -> list[Document]:
