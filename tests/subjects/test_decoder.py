@@ -102,10 +102,11 @@ class Wide(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") is torch.float32 and func in (torch.nn.functional.softmax, torch.softmax):
             kwargs["dtype"] = torch.float64
-        if func in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.type):
-            given = (*args[1:], *kwargs.values(), *((torch.float32,) if func is torch.Tensor.float else ()))
-            if args[0].dtype is torch.float64 and torch.float32 in given:
-                return args[0]
+        if func is torch.Tensor.float:  # positions, too, which are whole numbers before they are turned
+            return args[0].double()
+        narrows = func in (torch.Tensor.to, torch.Tensor.type) and torch.float32 in (*args[1:], *kwargs.values())
+        if narrows and args[0].dtype is torch.float64:
+            return args[0]
         return func(*args, **kwargs)
 
 
