@@ -123,7 +123,10 @@ def made(family: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
 
 @cache
 def explainer(family: str = "gpt2") -> clearhead.Explainer:
-    return clearhead.load(made(family), WORDS)
+    model = made(family)
+    if family == "gemma2" and model.config._attn_implementation == "sdpa":
+        pytest.skip("this transformers' Gemma 2 leaves its soft cap out under sdpa, so that recording it is refused")
+    return clearhead.load(model, WORDS)
 
 
 def ids_of(prompt: str, answer: str, ex: clearhead.Explainer | None = None) -> tuple[torch.Tensor, int]:
