@@ -11,6 +11,7 @@ import torch
 import transformers
 from PIL import Image
 
+from clearhead.__main__ import main as start
 from tests.cli.conftest import Clearhead, contents
 
 Refused = Callable[..., str]
@@ -198,6 +199,19 @@ def test_an_interrupt_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("clearhead.zoo.models", stopped)
     assert refused("models", code=130) == "clearhead: interrupted"
+
+
+def test_an_interrupt_while_it_starts_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Starting:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "clearhead.cli", Starting())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "clearhead: interrupted\n")
 
 
 def test_a_file_that_cannot_be_written_is_one_line(refused: Refused, bert: Path, empty: Path) -> None:

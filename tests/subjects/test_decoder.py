@@ -102,10 +102,11 @@ class Wide(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") is torch.float32 and func in (torch.nn.functional.softmax, torch.softmax):
             kwargs["dtype"] = torch.float64
-        if func in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.type):
-            given = (*args[1:], *kwargs.values(), *((torch.float32,) if func is torch.Tensor.float else ()))
-            if args[0].dtype is torch.float64 and torch.float32 in given:
-                return args[0]
+        if func is torch.Tensor.float:  # positions, too, which are whole numbers before they are turned
+            return args[0].double()
+        narrows = func in (torch.Tensor.to, torch.Tensor.type) and torch.float32 in (*args[1:], *kwargs.values())
+        if narrows and args[0].dtype is torch.float64:
+            return args[0]
         return func(*args, **kwargs)
 
 
@@ -122,7 +123,10 @@ def made(family: str, dtype: torch.dtype = torch.float64, **more: Any) -> Any:
 
 @cache
 def explainer(family: str = "gpt2") -> clearhead.Explainer:
-    return clearhead.load(made(family), WORDS)
+    model = made(family)
+    if family == "gemma2" and model.config._attn_implementation == "sdpa":
+        pytest.skip("this transformers' Gemma 2 leaves its soft cap out under sdpa, so that recording it is refused")
+    return clearhead.load(model, WORDS)
 
 
 def ids_of(prompt: str, answer: str, ex: clearhead.Explainer | None = None) -> tuple[torch.Tensor, int]:
