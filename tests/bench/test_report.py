@@ -11,7 +11,7 @@ import pytest
 from clearhead.bench.exporting import csv_text, escaped, latex_text
 from clearhead.bench.page import page
 from clearhead.bench.planning import named
-from clearhead.bench.reading_back import Finished
+from clearhead.bench.reading_back import Finished, Section
 from clearhead.bench.store import Row, Shard, Store
 from clearhead.cli import main
 from clearhead.errors import InputError
@@ -104,6 +104,28 @@ def test_the_page_is_whole_safe_and_says_everything(run: Finished) -> None:
     every = [part for one in parsed.inputs for part in one["parts"]]
     best = next(part for part in every if part["title"] == "aopc, larger is better")["rows"][0]
     assert best["name"] == EVIL and best["cells"][0]["said"][0] == "0.310"
+
+
+def test_what_could_not_be_measured_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small objects alone: AP of large ones has no value, and the best comes first by what has one."""
+    rules = named("detections")
+    rows, count = [], {"generic": 0.9, "random": 0.1}
+    for method, overlap in sorted(count.items(), reverse=True):
+        figures = {"overlap": overlap}
+        rows.append(Row("m", "d", "e0", method, "detections", rules.hash, "v", "image", figures))
+    store = Store(tmp_path)
+    settings = {rules.hash: {"protocol": rules.name, **rules.settings}}
+    store.open({"job": {"model": "m", "data": "d"}, "model": "m", "versions": "torch 2", "settings": settings})
+    store.write(Shard("key", ((rules.hash, tuple(count)),), tuple(rows)))
+    store.write_table(["key"], {rules.hash: set(count)})
+    over_all = {"image": {name: {"AP": own, "AP large": np.nan} for name, own in sorted(count.items(), reverse=True)}}
+    monkeypatch.setattr(Section, "overall", lambda section: over_all)
+    parsed = Page(page(Finished(tmp_path)))
+    words = [said for where, said in parsed.texts if where not in ("style", "script")]
+    assert "nan" not in words and "–" in words
+    table = next(part for one in parsed.inputs for part in one["parts"] if "over all" in part["title"])
+    assert table["rows"] == [["generic", "0.900", "–"], ["random", "0.100", "–"]]
+    assert any("torch 2. Masks made" in said for said in words)
 
 
 def test_the_examples_where_methods_disagree_most_come_first(run: Finished) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.bench.explaining import CONTROLS, method_of
 from clearhead.bench.reading_back import Finished, Section, Table
 from clearhead.bench.statistics import Interval, band, differences, ranks
-from clearhead.bench.tables import Column, agreement_of_parts, ordered
+from clearhead.bench.tables import Column, agreement_of_parts, largest_first, ordered
 from clearhead.errors import ClearheadError
 from clearhead.explanation import plain
 from clearhead.methods import REGISTRY
@@ -30,7 +30,7 @@ def page(run: Finished) -> str:
     job = run.about["job"]
     about = [f"{job['model']} (weights {run.about['model']})", f"{job['data']}", run.about["versions"]]
     parts = [*(_section(run, section) for section in run.sections), *_cost(run), *_refused(run)]
-    parts[0]["note"] = " ".join(part for part in (name(", ".join(about)), parts[0].get("note")) if part)
+    parts[0]["note"] = ". ".join(part for part in (name(", ".join(about)), parts[0].get("note")) if part)
     eyebrow = " · ".join(["clearhead", name(str(job["model"])), name(str(job["data"]))])
     return alone(whole_page(parts, "Which explanation is true?", eyebrow, FOOT))
 
@@ -98,16 +98,14 @@ def _ends(intervals: Iterable[Interval]) -> tuple[float, float]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
+    """Nothing to measure, as the AP of large objects where there is none, is no number."""
+    return "–" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
 
 
 def _overall(section: Section) -> Iterator[Document]:
     for part, by_method in section.overall().items():
         figures = list(next(iter(by_method.values())))
-        rows = [
-            [method, *(_number(own[figure]) for figure in figures)]
-            for method, own in sorted(by_method.items(), key=lambda one: -one[1][figures[-1]])
-        ]
+        rows = [[method, *(_number(own[figure]) for figure in figures)] for method, own in largest_first(by_method)]
         yield _table(f"{part}: over all examples at once", ["method", *figures], rows)
 
 

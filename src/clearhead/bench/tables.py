@@ -75,19 +75,29 @@ def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
 
 
 def plain(by_method: Mapping[str, Mapping[str, float]]) -> str:
-    """Methods × figures that have no interval, the last figure's largest first.
+    """Methods × figures that have no interval, those with the largest of the last figure first.
 
-    >>> print(plain({"a": {"AP large": math.nan, "mIoU": 0.5}, "b": {"AP large": math.nan, "mIoU": 0.75}}))
-    | method | AP large | mIoU |
+    >>> print(plain({"a": {"AP": 0.5, "AP large": math.nan}, "b": {"AP": 0.75, "AP large": math.nan}}))
+    | method | AP | AP large |
     | --- | --- | --- |
-    | b | – | 0.750 |
-    | a | – | 0.500 |
+    | b | 0.750 | – |
+    | a | 0.500 | – |
     """
     figures = list(next(iter(by_method.values())))
     lines = [f"| method | {' | '.join(figures)} |", "| --- |" + " --- |" * len(figures)]
-    for method, own in sorted(by_method.items(), key=lambda one: (-one[1][figures[-1]], one[0])):
+    for method, own in largest_first(by_method):
         lines.append(f"| {method} | {' | '.join(_figure(own[figure]) for figure in figures)} |")
     return "\n".join(lines)
+
+
+def largest_first(by_method: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Mapping[str, float]]]:
+    """Methods in the order of the last figure that is a number for all of them."""
+    known = [figure for figure in next(iter(by_method.values())) if not any(map(math.isnan, _all(by_method, figure)))]
+    return sorted(by_method.items(), key=lambda one: (-one[1][known[-1]] if known else 0.0, one[0]))
+
+
+def _all(by_method: Mapping[str, Mapping[str, float]], figure: str) -> list[float]:
+    return [own[figure] for own in by_method.values()]
 
 
 def _figure(value: float) -> str:
