@@ -11,6 +11,7 @@ from typing import Any
 from memory_budget import TOGETHER
 
 from clearhead.budget import bytes_of
+from clearhead.methods.base import REGISTRY
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 Row = dict[str, Any]
@@ -36,29 +37,39 @@ def read(file: Path) -> list[Row]:
 
 
 def page(rows: list[Row]) -> str:
-    settings = {name: rows[0][name] for name in ("model", "inputs", "longest", "memory")}
+    usual = max(rows, key=lambda row: row["inputs"])
+    settings = {name: usual[name] for name in ("model", "inputs", "longest", "memory")}
+    rows = [{**row, "name": named(row, settings["inputs"])} for row in rows]
     compared = [row for row in rows if "gap" in row]
     largest, least_equal = max(rows, key=lambda row: row["peak"]), max(compared, key=lambda row: row["gap"])
     said = INTRODUCTION.format(
         **settings,
         peak=largest["peak"],
         budget=bytes_of(settings["memory"]) / 2**20,
-        largest=named(largest),
+        largest=largest["name"],
         gap=least_equal["gap"],
-        least_equal=named(least_equal),
+        least_equal=least_equal["name"],
     )
     lines = ["| method | before | peak | peak without a budget | difference |", "| --- | --- | --- | --- | --- |"]
     for row in sorted(rows, key=lambda row: (row["method"] == TOGETHER, row["method"])):
         cells = [f"{row[name]:,.0f}" if name in row else "–" for name in ("before", "peak", "peak without")]
         gap = f"{row['gap']:.0e}" if "gap" in row else "–"
-        lines.append(f"| {' | '.join([named(row), *cells, gap])} |")
-    machines = dict.fromkeys(row["machine"] for row in rows)
+        lines.append(f"| {' | '.join([row['name'], *cells, gap])} |")
+    where: dict[str, list[str]] = {}
+    for row in rows:
+        where.setdefault(row["machine"], []).append(row["name"])
+    most = max(where, key=lambda machine: len(where[machine]))
+    others = [f"{', '.join(names)}: {machine}" for machine, names in where.items() if machine != most]
+    left = [f"`{name}`" for name in sorted(REGISTRY) if name not in {row["method"] for row in rows}]
+    absent = f" No figure: {', '.join(left)}." if left else ""
+    end = f"“–” was not measured.{absent} Measured on {' – '.join([most, *others])}."
     made = "Made from `benchmarks/results/memory.jsonl` by `benchmarks/memory_page.py`."
-    return "\n".join([said, *lines, "", f"Measured on {'; '.join(machines)}. {made}", ""])
+    return "\n".join([said, *lines, "", end, "", made, ""])
 
 
-def named(row: Row) -> str:
-    return row["method"] if row["method"] == TOGETHER else f"`{row['method']}`"
+def named(row: Row, inputs: int) -> str:
+    name = row["method"] if row["method"] == TOGETHER else f"`{row['method']}`"
+    return name if row["inputs"] == inputs else f"{name} ({row['inputs']} inputs)"
 
 
 def main() -> None:

@@ -14,6 +14,15 @@ def test_methods_page_is_generated_from_the_declarations() -> None:
     assert (ROOT / "docs" / "methods.md").read_text("utf-8") == markdown(), "run make docs"
 
 
+def test_memory_page_is_made_from_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import memory_page
+
+    rows = memory_page.read(ROOT / "benchmarks" / "results" / "memory.jsonl")
+    assert (ROOT / "docs" / "memory.md").read_text("utf-8") == memory_page.page(rows), "run benchmarks/memory_page.py"
+    assert all(row["peak"] < 2048 and row.get("gap", 0) < 1e-5 for row in rows)
+
+
 def test_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
