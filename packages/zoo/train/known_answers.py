@@ -20,6 +20,7 @@ from typing import Any
 
 from cards import write_pages
 
+import clearhead
 import clearhead_zoo
 from clearhead.bench.explaining import CONTROLS
 from clearhead.bench.protocol import Measurement
@@ -37,7 +38,7 @@ HEAD = """# Which methods find the known reason?
 Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
 default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
-ranking. "–": the method does not apply; why not is said by `ex.methods()`.
+ranking. "–": the method does not apply; why not is said by `ex.methods()`.{missing}
 
 {where}
 
@@ -69,7 +70,9 @@ def main() -> None:
     for model in models:
         _write_card(model, tables)
     count = max(len(column.examples) for column in tables[FIGURES[0]])
-    parts = [HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known))]
+    parts = [
+        HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known), missing=missing(known))
+    ]
     parts += [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
     options.page.write_text("\n".join(parts), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
@@ -114,6 +117,21 @@ def write_kept(file: Path, known: Mapping[Place, Known]) -> None:
     file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
+def missing(known: Mapping[Place, Known]) -> str:
+    """Which methods apply to a model, and were not measured on it."""
+    there: dict[str, set[str]] = {}
+    for model, _, method in known:
+        there.setdefault(model, set()).add(method)
+    said = []
+    for model, methods in there.items():
+        applies = [line.name for line in clearhead.load(f"zoo:{model}").methods() if line.applies]
+        if left := [f"`{name}`" for name in applies if name not in methods]:
+            said.append(f"{', '.join(left)} on {model}")
+    if not said:
+        return ""
+    return f" Or it was not measured in this run: {'; '.join(said)} (what an earlier one had is in the model's card)."
+
+
 def in_words(known: Mapping[Place, Known]) -> str:
     """Where most was measured, and which methods were measured elsewhere; controls are the same anywhere."""
     ran: dict[str, dict[str, set[str]]] = {}
@@ -121,13 +139,14 @@ def in_words(known: Mapping[Place, Known]) -> str:
         if method not in CONTROLS:
             ran.setdefault(method, {}).setdefault(one.where, set()).add(model)
     usual = Counter(where for places in ran.values() for where in places).most_common(1)[0][0]
-    others = [
-        f"`{method}` on {where}" + (f" for {', '.join(sorted(models))}" if len(places) > 1 else "")
-        for method, places in sorted(ran.items())
-        for where, models in places.items()
-        if where != usual
-    ]
-    return f"Measured on {usual}" + (f"; {'; '.join(others)}." if others else ".")
+    others: dict[str, list[str]] = {}
+    for method, places in sorted(ran.items()):
+        for where, models in places.items():
+            if where != usual:
+                of = f" for {', '.join(sorted(models))}" if len(places) > 1 else ""
+                others.setdefault(where + of, []).append(f"`{method}`")
+    rest = [f"{', '.join(methods)} on {where}" for where, methods in others.items()]
+    return f"Measured on {usual}" + (f"; {'; '.join(rest)}." if rest else ".")
 
 
 def _columns(model: str, known: Mapping[Place, Known], figure: str) -> list[Column]:
@@ -152,7 +171,9 @@ def _write_card(model: str, tables: dict[str, list[Column]]) -> None:
                     part.setdefault(method, {})[figure] = [round(x, 3) for x in (one.mean, one.low, one.high)]
     folder = clearhead_zoo.path(model)
     card = clearhead_zoo.card(model)
-    ordered = {part: dict(sorted(own.items(), key=_worse)) for part, own in found.items()}
+    before = card.get("truth", {}).get("found", {})  # what was not measured anew stays as it was
+    joined = {part: {**before.get(part, {}), **own} for part, own in found.items()}
+    ordered = {part: dict(sorted(own.items(), key=_worse)) for part, own in joined.items()}
     write_pages(folder, {**card, "truth": {"measured": MEASURED.format(count=count), "found": ordered}})
 
 
