@@ -10,11 +10,10 @@ from clearhead.errors import InputError
 from tests import models
 from tests.laws import snapshot
 
-#: One of each kind that a protocol may ask for; perceptions are those of the last two.
+#: Signed and unsigned, a control, and one that has perceptions.
 METHODS = ["saliency", "generic", "random", "rollout"]
 #: Protocols that need another kind of model or of data than a classifier of texts or pictures has.
 ELSEWHERE = {
-    "answers": "two answers that are both known, as in the zoo's questions",
     "detections": "a detector",
     "label-randomisation": "a second model, trained on permuted labels",
     "mosaic": "pictures of two classes side by side",
