@@ -39,7 +39,7 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 FLOW = ("flow",)
 #: Methods of which one explanation takes about as many passes as there are units, or more.
 MANY = ("kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
-LONG = "left out: 2,400 max-flow problems in graphs of 3 million edges take about half an hour an example"
+LONG = "left out: 2,400 max-flow problems in graphs of 3 million edges take about 15 minutes an example, as reckoned"
 #: The same scores for less: nobody looks at what was read after the other layers here.
 BRIEFER = {"flow": "flow(depths=False)"}
 
