@@ -103,11 +103,11 @@ class AttentionView:
         for layer in range(layers):
             names = [self.pattern(layer, head) for head in range(heads)]
             counted = ", ".join(f"{names.count(name)} {name}" for name in READINGS if name in names)
-            told = (self.looks[name][layer].mean() for name in ("entropy", "distance", "sink"))
-            means = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in told]
+            means = [self.looks[name][layer].mean() for name in ("entropy", "distance", "sink")]
+            figures = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
             raw = depth[layer]
             seen = ", ".join(f"{units[i]} {raw[i]:.2f}" for i in np.argsort(-raw, kind="stable")[:3])
-            table.add_row(str(layer), Text(counted), *means, Text(seen))
+            table.add_row(str(layer), Text(counted), *figures, Text(seen))
         head = f"attention · {self.model} → {self.prediction} · {layers} layers of {heads} heads · "
         asked = ", ".join(f"{name} {share:.4f}" for name, share in self.candidates.items())
         told = [Text(f"probabilities: {asked}")] if asked else []
