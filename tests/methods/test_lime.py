@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.methods.lime import Lime
+from clearhead.methods.lime import Lime, ridge_fit
 from tests import models
 from tests.methods import absent, twins
 from tests.methods.test_kernel_shap import played
@@ -47,6 +47,17 @@ def test_without_a_ridge_an_additive_game_gives_back_its_weights() -> None:
     assert shares.base_value == pytest.approx(5)
     assert shares.checks["misfit"] < 1e-12
     assert len(asked) == 1000
+
+
+def test_coalitions_of_little_weight_are_not_taken_for_nothing() -> None:
+    """A narrow kernel: the least direction weighs 2e-10 of the largest, and an additive game is found all the same."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.cat([torch.ones(1, 20), (torch.rand(999, 20, generator=generator) < 0.5).float()]).double()
+    slopes = torch.randn(20, generator=generator).double()
+    weights = (-((1 - (z.sum(1) / 20).sqrt()) ** 2) / 0.03**2).exp()
+    found, start = ridge_fit(z, z @ slopes + 1, weights, ridge=0)
+    torch.testing.assert_close(found, slopes, rtol=0, atol=1e-6)
+    assert float(start) == pytest.approx(1, abs=1e-5)
 
 
 def test_superpixels_share_their_scores_among_patches() -> None:

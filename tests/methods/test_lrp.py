@@ -134,6 +134,17 @@ def test_half_precision_has_the_scores_of_its_weights(method: clearhead.Method, 
     assert next(made.parameters()).dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_score_near_zero_is_explained(dtype: torch.dtype) -> None:
+    """The rules run in float64, the model does not: of a score near zero, its rounding is no small part."""
+    made, words = models.text_model("bert", dtype=dtype, initializer_range=0.2)
+    ex = clearhead.load((made, words))
+    value = ex.explain(models.TEXTS[1], "attention", target=1).target["value"]
+    with torch.no_grad():
+        made.classifier.bias -= value
+    assert np.abs(clearhead.load((made, words)).explain(models.TEXTS[1], "lrp", target=1).scores).max() > 0
+
+
 def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
     """XGLM makes a number of the format that torch has by default, where float64's least is too much."""
     made, words = models.text_model("bert", dtype=torch.float32)

@@ -7,15 +7,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils as transformers_masks
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clearhead.recording import masks, pieces
 from clearhead.recording.masks import Described
+from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
 from tests.recording.test_streaming import ASKS, Together, near, recorder, value
 
 LENGTH = 11
 PADDED = torch.tensor([[True] * 11, [False] * 3 + [True] * 8])
 PACKED = torch.tensor([[0] * 4 + [1] * 7, [0] * 6 + [1] * 5])
+#: The first two keys are seen by nobody, the last three by nobody of the first sample.
+HIDDEN = torch.tensor([[False] * 2 + [True] * 6 + [False] * 3, [False] * 2 + [True] * 9])
 EARLY = "cache_position" in transformers_masks.sdpa_mask.__code__.co_varnames
 
 
@@ -91,6 +95,42 @@ def test_one_cell_makes_the_difference() -> None:
     extra = transformers_masks.or_masks(window, lambda batch, head, query, key: (query == 9) & (key == 1))
     found = masks.described(**{**asked("window", False), "mask_function": extra})
     assert isinstance(found, Described) and found.facts is None and bool(found[0, 0, 9, 1])
+
+
+@pytest.mark.parametrize("cells", [60, masks.CELLS])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", functions())
+def test_pieces_have_the_gradients_of_the_whole(
+    name: str, padded: bool, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys that no query of a piece sees are left out of it, and have a gradient of zero."""
+    monkeypatch.setattr(masks, "CELLS", cells)
+    monkeypatch.setattr(pieces, "CELLS", cells)
+    named = asked(name, padded) | {"attention_mask": HIDDEN if padded else None}
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(2, 3, LENGTH, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
+    *parts, gradient = parts
+    module, outline = torch.nn.Identity(), torch.empty(2, 3, LENGTH, LENGTH, device="meta")
+    call = Streamed(
+        sdpa_attention_forward, sdpa_attention_forward, module, masks.described(**named), False, {}, Tiles()
+    )
+    call.held, call.outline = tuple(parts), outline
+    found = pieces.gradients(call, gradient.transpose(1, 2))
+    leaves = [part.clone().requires_grad_() for part in parts]
+    output = sdpa_attention_forward(module, *leaves, transformers_masks.sdpa_mask(**named))[0]
+    expected = torch.autograd.grad(output, leaves, gradient.transpose(1, 2))
+    torch.testing.assert_close(pieces.output(call), output)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # pieces are added in float32
+
+
+def test_a_mask_that_is_moved_is_still_nowhere() -> None:
+    found = masks.described(**asked("window", True))
+    assert found.to("cpu") is found and found.to(device=torch.device("cpu"), non_blocking=True) is found
+    there = found.to("meta")
+    assert isinstance(there, Described) and there.device.type == "meta" and found.to("meta") is there
+    assert "whole" not in found.__dict__ and "whole" not in there.__dict__
+    assert not isinstance(found.to(torch.float64), Described)
 
 
 class Largest(TorchDispatchMode):

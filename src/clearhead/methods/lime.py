@@ -59,6 +59,7 @@ def ridge_fit(
     """Slopes and start of a weighted ridge regression; the start is not held small."""
     middle, mean = (weights @ z) / weights.sum(), (weights @ y) / weights.sum()
     x = z - middle
-    gram = x.mT @ (weights[:, None] * x) + ridge * torch.eye(z.shape[1], dtype=z.dtype)
-    slopes = torch.linalg.pinv(gram, rtol=NOTHING, hermitian=True) @ (x.mT @ (weights * (y - mean)))
+    root = weights.sqrt()
+    rows = torch.cat([root[:, None] * x, ridge**0.5 * torch.eye(z.shape[1], dtype=z.dtype)])
+    slopes = torch.linalg.pinv(rows, rtol=NOTHING) @ torch.cat([root * (y - mean), y.new_zeros(z.shape[1])])
     return slopes, mean - middle @ slopes

@@ -33,6 +33,8 @@ from clearhead.targets import Target
 
 #: Of the size of what relevance starts with: a sum below it is none.
 NOTHING = 1e-5
+#: How large the numbers are that models put out, at least.
+USUAL = 1.0
 #: For each recorder, the families of rules under which its model was seen to compute what it always computes.
 _checked: "WeakKeyDictionary[Recorder, set[Family]]" = WeakKeyDictionary()
 #: For each recorder, method and choice of rules.
@@ -195,7 +197,9 @@ def _check(recorder: Recorder, plan: Plan, family: Family) -> None:
     ruled = plan.values.flatten()
     real = recorder.run(plan.batch, plan.value, (), leaves=plan.leaves).value
     assert real is not None
-    gap = float((ruled - real.flatten()).abs().max() / real.abs().max().clamp(min=1e-12))
+    scores = plan.scores.abs().max().item() if isinstance(plan.scores, Tensor) else 0.0
+    # a number near zero differs by the rounding of those that it is made of, which are larger
+    gap = float((ruled - real.flatten()).abs().max()) / max(float(real.abs().max()), scores, USUAL)
     if not gap <= TOLERANCE.get(plan.subject.dtype, 1e-4):
         raise NoRule(f"its output changes by {gap:.1e} (relative) under {family.name}")
     _checked[recorder].add(family)

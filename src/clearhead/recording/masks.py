@@ -57,14 +57,16 @@ class Described(Tensor):
     """A mask as transformers describes it: what `sdpa_mask` would be called with."""
 
     named: Mapping[str, Any]
+    #: The same mask for other devices: models that are spread over several move it to each of their layers.
+    elsewhere: dict[torch.device, "Described"]
 
     @staticmethod
-    def __new__(cls, named: Mapping[str, Any]) -> "Described":
-        queries, where = _queries(named)
-        outline = torch.empty(1, dtype=torch.bool, device=where)
+    def __new__(cls, named: Mapping[str, Any], where: Any = None) -> "Described":
+        queries, made_on = _queries(named)
+        outline = torch.empty(1, dtype=torch.bool, device=made_on if where is None else where)
         found = outline.expand(named["batch_size"], 1, queries, named["kv_length"]).as_subclass(cls)
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        found.named = {**named, **skips}
+        found.named, found.elsewhere = {**named, **skips}, {}
         return found
 
     @classmethod
@@ -72,19 +74,35 @@ class Described(Tensor):
         if func in _OUTLINE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if func is Tensor.to and (device := _device_alone(args[1:], kwargs or {})) is not None:
+            return args[0].on(device)
         args, kwargs = tree_map_only(Described, lambda mask: mask.whole, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    def on(self, device: torch.device) -> "Described":
+        device = torch.empty(0, device=device).device  # which says its number, too
+        if device == self.device:
+            return self
+        return self.elsewhere.setdefault(device, Described(self.named, device))
 
     @cached_property
     def whole(self) -> Bool[Tensor, "batch 1 query key"]:
         _, _, queries, keys = self.shape
-        return self.cells(slice(0, queries), slice(0, keys))
+        return self._made(slice(0, queries), slice(0, keys))
 
     def cells(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+        batch, _, queries, count = self.shape
+        if batch * queries * count <= CELLS:
+            return self.whole[:, :, rows, keys]
+        if self.facts is not None:
+            return self.facts.cells(rows, keys, self.device).expand(batch, 1, rows.stop - rows.start, -1)
+        return self._made(rows, keys)
+
+    def _made(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
         count, offset = keys.stop - keys.start, self.named.get("kv_offset", 0) + keys.start
         made = sdpa_mask(**{**self.named, **_rows(self.named, rows), "kv_length": count, "kv_offset": offset})
         assert made is not None  # nothing may be skipped
-        return made
+        return made.to(self.device)
 
     @cached_property
     def facts(self) -> Facts | None:
@@ -93,18 +111,19 @@ class Described(Tensor):
         padding = self.named.get("attention_mask")
         if padding is not None and padding.shape != (batch, keys):
             return None
-        padding = None if padding is None or padding.all() else padding[:, None, None].bool()
+        padding = None if padding is None or padding.all() else padding[:, None, None].bool().to(self.device)
         return next((one for one in self._guesses(padding, queries == keys) if self._is(one)), None)
 
     def _guesses(self, padding: Tensor | None, square: bool) -> list[Facts]:
-        causal = [Facts(padding, True, None), Facts(padding, True, self.named.get("local_size"))]
-        return [Facts(padding, False, None), *(causal if square else [])]
+        windows = dict.fromkeys((None, self.named.get("local_size")))
+        return [Facts(padding, False, None), *(Facts(padding, True, window) for window in windows if square)]
 
     def _is(self, facts: Facts) -> bool:
         batch, _, queries, count = self.shape
         keys, size = slice(0, count), max(1, CELLS // (batch * count))
         tiles = (slice(start, min(start + size, queries)) for start in range(0, queries, size))
-        return all(bool((self.cells(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
+        made = self._made if batch * queries * count > CELLS else self.cells
+        return all(bool((made(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
 
     def span(self, rows: slice) -> slice:
         """From the first key that one of these queries sees to the last; all, if there is none."""
@@ -118,6 +137,13 @@ def described(**named: Any) -> Tensor | None:
     """The mask, as far as it is needed: nothing where it hides nothing, or only what comes after each query."""
     blank = {**named, "mask_function": _none_seen, "use_vmap": False}  # whether it is needed depends on its outline
     return None if sdpa_mask(**blank) is None else Described(named)
+
+
+def _device_alone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+    """Where a tensor is moved to, if nothing else is asked of it."""
+    said = kwargs.get("device", args[0] if args else None)
+    aside = any(isinstance(part, torch.dtype | Tensor) for part in (*args, *kwargs.values()))
+    return None if aside or said is None else torch.device(said)
 
 
 def span(seen: Bool[Tensor, "batch 1 query key"]) -> slice:

@@ -24,7 +24,8 @@ def output(call: "Streamed") -> Float[Tensor, "batch query head width"]:
 def gradients(call: "Streamed", gradient: Float[Tensor, "batch query head width"]) -> Gradients:
     """∂y/∂query, ∂y/∂key and ∂y/∂value."""
     whole, spans = (call.query, call.key, call.value), _spans(call)
-    sums = [torch.zeros_like(part, dtype=torch.float32) for part in whole] if len(spans) > 1 else []
+    at_once = spans[0] == (slice(0, call.query.shape[2]), slice(0, call.key.shape[2]))
+    sums = [] if at_once else [torch.zeros_like(part, dtype=torch.float32) for part in whole]
     for rows, keys in spans:
         places = (rows, keys, keys)
         leaves = [part[:, :, at].detach().requires_grad_() for part, at in zip(whole, places, strict=True)]

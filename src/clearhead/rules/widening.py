@@ -1,8 +1,9 @@
 """Operations in float64, whatever format a model has: for families of rules that amplify rounding (`Family.wide`).
 
 What depends on the input is in float64 from the start of the graph on; every number that an operation takes beside it
-goes to float64, too, and none that depends on the input goes back. Weights of linear maps do so where they are used
-(`operators.py`): else a graph would hold a copy of each.
+goes to float64, too, and none that depends on the input goes back, but what a model writes into a buffer of its own
+(`b[:] = x`), which keeps its format. Weights of linear maps go to float64 where they are used (`operators.py`): else a
+graph would hold a copy of each.
 """
 
 from typing import Any
