@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from clearhead.subjects.own_tokens import Tokens
     from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
     from clearhead.units import Units
+    from clearhead.verifying import Verification, verify
     from clearhead.zoo import models
 
 # Each name and the module that it comes from: nothing heavy is imported before it is used.
@@ -73,6 +74,8 @@ _WHERE = {
     "Query": "targets",
     "TokenLabel": "targets",
     "Units": "units",
+    "Verification": "verifying",
+    "verify": "verifying",
 }
 
 __all__ = [
@@ -102,6 +105,7 @@ __all__ = [
     "TokenLabel",
     "Tokens",
     "Units",
+    "Verification",
     "aggregate",
     "compare",
     "convert",
@@ -115,6 +119,7 @@ __all__ = [
     "register_subject",
     "report",
     "to_frame",
+    "verify",
 ]
 
 

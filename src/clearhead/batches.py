@@ -28,10 +28,12 @@ def batches_of(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
     yield batch
 
 
-def followed(batches: list[Any], progress: bool | Callable[[list[Any]], Iterable[Any]]) -> Iterable[Any]:
+def followed(
+    batches: list[Any], progress: bool | Callable[[list[Any]], Iterable[Any]], doing: str = "explaining"
+) -> Iterable[Any]:
     if progress is True:
         from rich.console import Console
         from rich.progress import track
 
-        return track(batches, description="explaining", console=Console(stderr=True), transient=True)
+        return track(batches, description=doing, console=Console(stderr=True), transient=True)
     return progress(batches) if progress else batches

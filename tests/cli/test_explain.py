@@ -166,7 +166,7 @@ def test_version(clearhead: Clearhead) -> None:
     assert clearhead("version", "--json").json["clearhead"] == ch.__version__
 
 
-@pytest.mark.parametrize("verb", ["explain", "compare", "show", "methods", "models", "version"])
+@pytest.mark.parametrize("verb", ["explain", "compare", "show", "methods", "models", "verify", "version"])
 def test_every_verb_helps_with_an_example(clearhead: Clearhead, verb: str) -> None:
     said = clearhead(verb, "--help")
     assert said.code == 0 and f"clearhead {verb}" in said.out.partition("Examples")[2]

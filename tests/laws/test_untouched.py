@@ -108,6 +108,8 @@ def test_every_public_call(subject, implementation):
     users.assert_untouched()
     clearhead.compare(ex, users.inputs[0], methods=able[:2])
     users.assert_untouched()
+    assert clearhead.verify(able[0], ex, users.inputs[0]).ok
+    users.assert_untouched()
     returned = ex.recorder.tested.path == "returned"
     ex.record(users.inputs, [a for a in Ask.__args__ if not (returned and a in ("values", "output_projection"))])
     users.assert_untouched()

@@ -21,6 +21,7 @@ from clearhead.cli import output as put
 from clearhead.cli import probe as probing
 from clearhead.cli import process as process
 from clearhead.cli import serve as serving
+from clearhead.cli import verify as verifying
 from clearhead.cli.inputs import check_data, data_among, load, opened
 from clearhead.datasets import Dataset, recognise
 from clearhead.errors import InputError
@@ -278,6 +279,7 @@ app.command(epilog=examples(*converting.EXAMPLES))(converting.convert)
 app.command(epilog=examples(*lecturing.EXAMPLES))(lecturing.lecture)
 app.command(epilog=examples(*attending.EXAMPLES))(attending.attention)
 app.command(epilog=examples(*probing.EXAMPLES))(probing.probe)
+app.command(epilog=examples(*verifying.EXAMPLES))(verifying.verify)
 app.command(epilog=examples(*serving.EXAMPLES))(serving.serve)
 
 

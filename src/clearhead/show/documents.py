@@ -46,6 +46,7 @@ def document(
     from clearhead.probes.results import ProbeResult
     from clearhead.probes.stream_views import StreamsView
     from clearhead.probes.viewing import AttentionView
+    from clearhead.verifying import Verification
 
     if isinstance(result, AttentionView | StreamsView):
         from clearhead.show.attention import attention, by_stream
@@ -59,6 +60,10 @@ def document(
         from clearhead.show.summaries import probe
 
         return probe(result)
+    if isinstance(result, Verification):
+        from clearhead.show import verification
+
+        return verification.document(result)
     groups = by_input(every(result))
     if not groups:
         raise InputError("nothing to show: the list is empty")
