@@ -11,8 +11,8 @@ INTRODUCTION = """\
 # Methods
 
 This page is generated from the declarations in `src/clearhead/methods` (`make docs`); a test holds it to them.
-Axioms are tested on models with known answers; `clearhead.verify("generic", ex)` (`clearhead verify generic`) measures on
-your model what a method declares and what is promised of every method.
+Axioms are tested on models with known answers; `clearhead.verify("generic", ex)` (`clearhead verify generic`) measures
+on your model what a method declares and what is promised of every method.
 
 | method | family | scores | depends on the target | cost | has | taxonomy |
 | --- | --- | --- | --- | --- | --- | --- |

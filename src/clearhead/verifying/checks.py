@@ -169,7 +169,8 @@ def _row_sums(e: AnyExplanation) -> list[float]:
     parts = list(e.parts.values())
     if e.steps is None:
         return [sum(float(part.scores.sum()) for part in parts)]
-    return list(sum(part.matrix.sum(1) for part in parts))
+    rows = [part.matrix.sum(1) for part in parts if part.matrix is not None]
+    return [float(total) for total in np.sum(rows, axis=0)]
 
 
 # Laws, and the rest of a declaration ----------------------------------------------------------------------------------
