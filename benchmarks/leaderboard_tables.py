@@ -109,7 +109,8 @@ Rows are in the order of their mean rank: to read by, not a ranking. "–": does
 stand at the end. `random` and `position` are controls.
 
 `clearhead bench` measures other methods, models and data in the same way. What another run has measured already, on
-another machine or with fewer methods, is taken over with `--merge`, and only the rest is computed:
+another machine or with fewer methods, is taken over with `--merge`, and only the rest is computed (what was measured
+with other versions, another batch size or seed counts as missing):
 
 ```console
 $ clearhead bench --model zoo:logic --data known:logic --protocols truth --methods generic,lime \\
