@@ -107,6 +107,16 @@ share a range of ranks; **bold** is whatever cannot be told from the best. In pa
 was measured, where they are fewer than the column's: with less than half of them, or in another run, it has no rank.
 Rows are in the order of their mean rank: to read by, not a ranking. "–": does not apply, or was left out; the reasons
 stand at the end. `random` and `position` are controls.
+
+`clearhead bench` measures other methods, models and data in the same way. What another run has measured already, on
+another machine or with fewer methods, is taken over with `--merge`, and only the rest is computed (what was measured
+with other versions, another batch size or seed counts as missing):
+
+```console
+$ clearhead bench --model zoo:logic --data known:logic --protocols truth --methods generic,lime \\
+    --merge runs/there --out runs/here
+$ clearhead report runs/here
+```
 """
 
 

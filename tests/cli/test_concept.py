@@ -136,6 +136,7 @@ def test_bad_requests_are_one_line(refused, masked: Path, vit: Path, corpus: Pat
     tcav = ("concept", "tcav", corpus, "-m", masked, "--random", corpus)
     assert "give a texture (striped" in refused(*tcav, "--concept", "stripy")
     assert "no text holds a word of the list" in refused(*tcav, "--concept", "x:zebra")
+    assert f"--save {str(none)!r} is there and is no folder" in refused(*tcav, "--concept", "dotted", "--save", none)
     assert "such as 2,4,-1" in refused(*tcav, "--concept", "dotted", "--layers", "last")
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")

@@ -128,7 +128,7 @@ def test_parts_are_there_where_they_are_declared(subject, method):
         assert (e.matrix is not None) == (variant.option("rows") == "all")
         if e.matrix is not None:
             assert e.matrix.shape == (len(e), len(e))
-        if declaration.parts and e.matrix is None:
+        if declaration.parts and e.matrix is None and variant.option("depths", True):
             assert e.per_layer is not None and e.per_layer.shape == (depth, len(e))
         wants_heads = declaration.has_head_shares and variant.option("rows") is None
         if wants_heads and declaration.parts == "contributions" and e.matrix is None:

@@ -1,6 +1,7 @@
 """Pages in a real browser: nothing hostile runs, nothing is fetched, and what is ours works."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,7 +222,10 @@ def test_every_object_has_its_box_and_its_mask(opened: Open) -> None:
     page = opened(html.page([objects]))
     assert page.locator(".ch-map .ch-own").count() == len(objects.steps)
     for step, said in enumerate(page.locator(".ch-map figcaption").all_inner_texts()):
-        assert f"{objects.steps[step]}, mask of " in said
+        named, share = re.fullmatch(r"(.*), mask of (\d+) %", said).groups()
+        inside = mask_of(objects["image"].step(step).heat_map(), *objects["image"].picture.shape[:2])
+        assert named == objects.steps[step]
+        assert float(share) == pytest.approx(100 * inside.mean(), abs=0.7)  # rounded, and cut at the picture's size
     page.get_by_role("button", name="Objects").click()
     boxes = page.locator(".ch-overlay .ch-own:visible b").all_inner_texts()
     assert boxes == [label for label, _ in wording.boxes(objects).values()]

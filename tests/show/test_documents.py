@@ -18,8 +18,9 @@ from clearhead.probes.viewing import AttentionView
 from clearhead.show import wording
 from clearhead.show.attention import BUDGET, LINKS, SMALL, pooled
 from clearhead.show.documents import document, labelled, whole_page
-from clearhead.show.html import alone
+from clearhead.show.html import alone, page
 from clearhead.show.layout import name
+from clearhead.show.linking import Links
 from clearhead.show.packing import EXACT, packed, quantised
 from tests import dual_models, joint_models
 from tests.show.conftest import made
@@ -99,6 +100,16 @@ class TestInput:
     def test_what_people_marked_is_kept_within_the_units(self) -> None:
         (stream,) = document(made(["a", "b"], [1.0, 2.0]), evidence=[1, 1, 7])["streams"]
         assert stream["evidence"] == [1]
+
+    def test_what_is_marked_or_linked_goes_with_one_input_alone(self) -> None:
+        one, other = made(["a", "b"], [1.0, 2.0]), made(["c", "d"], [1.0, 2.0])
+        links = [Links("text", "text", np.eye(2))]
+        for draw in (document, page):
+            with pytest.raises(InputError, match="evidence= is of one input, but 2 were given"):
+                draw([one, other], evidence=[1])
+            with pytest.raises(InputError, match="links= is of one input, but 2 were given"):
+                draw([one, other], links=links)
+            assert draw([one, replace(one, method="b")], evidence=[1], links=links)
 
     def test_layers_have_the_numbers_that_the_model_gives_them(self, text: dict[str, Explanation]) -> None:
         later = replace(text["generic"], provenance={**text["generic"].provenance, "layers": [3, 6]})

@@ -12,6 +12,7 @@ from clearhead.bench.statistics import Interval
 from clearhead.show import code_plots, concept_plots, documents, html, plots
 from clearhead.show.documents import document
 from clearhead.show.plain import plain_form
+from clearhead.show.sheets import panel
 from tests.bias.test_detector import measured
 from tests.show.browsing import Open, every_fold
 from tests.show.pages import Page, assert_harmless
@@ -93,6 +94,26 @@ class TestDrawn:
         dots = page.locator("figure.ch-smaller", has_text="identifier")
         assert dots.locator("g.ch-dots circle").count() == 4 and dots.locator("path.ch-means").count() == 1
         assert page.said == [] and page.fetched == []
+
+    @pytest.mark.parametrize(
+        ("count", "points", "said"),
+        [
+            (8, 30, ""),
+            (9, 6, "not drawn: they are under the pointer and in the table."),
+            (9, 30, "they are in the table."),
+        ],
+    )
+    def test_intervals_that_are_not_drawn_are_said_to_be(
+        self, opened: Open, count: int, points: int, said: str
+    ) -> None:
+        x = np.arange(points)
+        lines = [plots.line(f"m{one}", x, x + one, low=x + one - 0.5, high=x + one + 0.5) for one in range(count)]
+        page = opened(html.alone(documents.whole_page([panel(plots.curves("c", lines, "x", "y"))], "Curves")))
+        figure = page.locator("figure.ch-curves")
+        assert figure.locator("path.ch-band").count() == (0 if said else count)
+        assert figure.locator(".ch-note").count() == bool(said)
+        if said:
+            assert figure.locator(".ch-note").inner_text().endswith(said)
 
     def test_a_map_says_p_and_marks_what_stands(self, opened: Open) -> None:
         page = opened(html.alone(every_plot()))

@@ -232,7 +232,7 @@ def test_example_says_the_same_in_all_its_parts() -> None:
         ]
         pixels = example.evidence_mask
         assert pixels.any() == bool(example.objects)
-        patches = example.evidence_patches(8)
+        patches = shapes.patches(pixels, 8)
         assert patches.shape == (8, 8) and patches.any() == pixels.any()
         assert not pixels[~np.kron(patches, np.ones((8, 8), dtype=bool))].any()
         assert set(example.evidence_regions) == {example.regions[place] for place in example.objects}

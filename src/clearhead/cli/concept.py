@@ -93,7 +93,7 @@ def tcav(
     concepts and from one half, two-sided, after Holm's correction over concepts and layers.
     """
     put.check_places(html)
-    put.check_folder(save)
+    put.check_folder(save, option="--save")
     from clearhead.concepts.directions import Directions
     from clearhead.concepts.tcav import inquire
     from clearhead.show.concept_pages import tcav_page

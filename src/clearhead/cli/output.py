@@ -190,12 +190,12 @@ def _is_file(place: str) -> bool:
     return place.endswith(SUFFIX) and not os.path.isdir(place)
 
 
-def check_folder(out: str | None) -> None:
-    """Before anything is computed: can a folder be there?"""
+def check_folder(out: str | None, option: str = "--out") -> None:
+    """Before anything is computed: can a folder be there? `option` names it."""
     if out is None:
         return
     if os.path.exists(out) and not os.path.isdir(out):
-        raise InputError(f"--out {out!r} is there and is no folder: name a folder")
+        raise InputError(f"{option} {out!r} is there and is no folder: name a folder")
     _check_writable(out, out if os.path.isdir(out) else _parent(out))
 
 

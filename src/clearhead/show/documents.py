@@ -40,7 +40,7 @@ def document(
     """The document of whatever clearhead returns; several inputs make a page.
 
     evidence: the places of units that people marked, to be drawn under the text; links: between units of two streams,
-    one way or both
+    one way or both; either goes with one input alone
     options: those of the kind of result
     """
     from clearhead.probes.results import ProbeResult
@@ -64,10 +64,7 @@ def document(
         from clearhead.show import verification
 
         return verification.document(result)
-    groups = by_input(every(result))
-    if not groups:
-        raise InputError("nothing to show: the list is empty")
-    made = [one_input(group, evidence, links) for group in groups]
+    made = each_input(every(result), evidence, links)
     return made[0] if len(made) == 1 else whole_page(made, f"{len(made)} inputs explained")
 
 
@@ -113,6 +110,19 @@ def by_input(explanations: Iterable[AnyExplanation]) -> list[list[AnyExplanation
         picture = None if explanation.picture is None else explanation.picture.tobytes()
         groups.setdefault((*made_of, picture), []).append(explanation)
     return list(groups.values())
+
+
+def each_input(
+    explanations: Iterable[AnyExplanation], evidence: Collection[int] | None = None, links: "Sequence[Links]" = ()
+) -> list[Document]:
+    """A document of each input. What is marked or linked belongs to one: of several, it would be drawn under all."""
+    groups = by_input(explanations)
+    if not groups:
+        raise InputError("nothing to show: the list is empty")
+    if len(groups) > 1 and (evidence or links):
+        given = "evidence=" if evidence else "links="
+        raise InputError(f"{given} is of one input, but {len(groups)} were given: make a page of each")
+    return [one_input(group, evidence, links) for group in groups]
 
 
 def one_input(

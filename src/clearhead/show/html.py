@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import InputError
 from clearhead.files import whole
 from clearhead.joint import AnyExplanation
 from clearhead.show import bundle, documents
@@ -37,12 +36,10 @@ def page(
 
     evidence: the places of units that people marked, to be drawn under the text
     links: how strongly units of two streams look at one another, as `probes.links` finds them
+    Either goes with one input alone.
     """
     explanations = documents.every(given)
-    if not explanations:
-        raise InputError("nothing to show: the list is empty")
-    groups = documents.by_input(explanations)
-    parts = [documents.one_input(group, evidence, links) for group in groups]
+    parts = documents.each_input(explanations, evidence, links)
     heading = title or (parts[0]["heading"] if len(parts) == 1 else f"{len(parts)} inputs explained")
     models = sorted({name(str(e.provenance["model"])) for e in explanations if e.provenance.get("model")})
     foot = f"Scores are raw; only colours are scaled, {_scaled(explanations)}."

@@ -45,28 +45,32 @@ const smooth = (values, rows, columns, height, width) => {
   return made;
 };
 
-// A mask in one colour: its inside veiled, its edge firm.
+// A mask in one colour: its inside veiled, its edge firm. Gives how many pixels it has.
 const veil = (context, values, cut, height, width, colour, inner) => {
   const one = h("canvas", { width, height }), own = one.getContext("2d"), made = own.createImageData(width, height);
   const inside = (y, x) => y >= 0 && x >= 0 && y < height && x < width && values[y * width + x] >= cut;
+  let filled = 0;
   for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) if (inside(y, x)) {
     const amid = inside(y - 1, x) && inside(y + 1, x) && inside(y, x - 1) && inside(y, x + 1);
     made.data[4 * (y * width + x) + 3] = amid ? inner : 255;
+    filled++;
   }
   own.putImageData(made, 0, 0);
   own.globalCompositeOperation = "source-in";
   own.fillStyle = colour;
   own.fillRect(0, 0, width, height);
   context.drawImage(one, 0, 0);
+  return filled;
 };
 
-// Every object in a colour of its own: its scores, cut as Explanation.mask cuts them. objects: { step, scores, cut }
+// Every object in a colour of its own: its scores, cut as Explanation.mask cuts them; gives the share of pixels in each.
+// objects: { step, scores, cut }
 const veils = (canvas, objects, rows, columns, height, width, inner) => {
   canvas.width = width;
   canvas.height = height;
-  for (const { step, scores, cut } of objects) {
-    if (!isMissing(cut)) veil(canvas.getContext("2d"), smooth(scores, rows, columns, height, width), cut, height, width, inkOf(step), inner);
-  }
+  const context = canvas.getContext("2d");
+  return objects.map(({ step, scores, cut }) => (isMissing(cut) ? 0 :
+    veil(context, smooth(scores, rows, columns, height, width), cut, height, width, inkOf(step), inner) / (height * width)));
 };
 
 // Paints one pixel for each value; colour(value): red, green, blue, opacity.
@@ -146,9 +150,8 @@ export const smallMaps = (stream, rows, full, picture, boxes, names, choose, cut
   const [width, height] = stream.size, heat = h("canvas", { class: "ch-heat ch-pixels", "aria-hidden": "true" });
   fill(heat, scores, ...stream.grid, (score) => glaze(score, full));
   const edge = cuts && h("canvas", { class: "ch-heat", "aria-hidden": "true" }), tall = 120, wide = Math.max(1, Math.round(tall * width / height));
-  if (edge) veils(edge, [{ step: row, scores, cut: cuts[row] }], ...stream.grid, tall, wide, 0);
+  const [inside] = edge ? veils(edge, [{ step: row, scores, cut: cuts[row] }], ...stream.grid, tall, wide, 0) : [];
   const stack = h("div", { class: "ch-stack", style: { "aspect-ratio": `${width} / ${height}` } }, picture && image(picture, "", true), heat, edge, found(boxes, false, row, Boolean(cuts)));
-  const inside = cuts && scores.filter((score) => score >= cuts[row]).length / scores.length;
   const caption = h("figcaption", null, h("bdi", null, names[row]), cuts && h("span", null, isMissing(cuts[row]) ? ", no mask" : `, mask of ${Math.round(100 * inside)} %`));
   if (!choose) return h("figure", null, stack, caption);
   return h("button", { type: "button", class: "ch-map", click: () => choose(row) }, stack, caption);

@@ -7,7 +7,7 @@ import { smallMaps } from "./picture.js";
 import { intervals, table } from "./figures.js";
 
 const WIDE = 460, SMALL = 260, HIGH = 250, LEFT = 50, RIGHT = 12, TOP = 14, FOOT = 40;
-const BANDS = 8; // of more lines, intervals are under the pointer and in the table alone
+const BANDS = 8; // of more lines, no bands are drawn: they would hide one another
 const DASHES = [null, "7 3", "2 3", "8 3 2 3"];
 
 const ink = (place, grey) => (grey ? "var(--faint)" : themed(shade(place, 0.61), shade(place, 0.76)));
@@ -60,8 +60,9 @@ const framed = ({ title, across, up, small, level }, xs, ys, said, inner) => {
 const sampled = (what, name) => h("span", null, svg("svg", { viewBox: "0 0 22 10", width: 22, height: 10, "aria-hidden": "true" }, what), name);
 const leveled = (level) => level && sampled(svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, class: "ch-level" }), level.name);
 
-const figured = ({ title, caption = title, small }, picture, legend, heads, rows) => h("figure", { class: `ch-curves${small ? " ch-smaller" : ""}` },
+const figured = ({ title, caption = title, small }, picture, legend, heads, rows, note) => h("figure", { class: `ch-curves${small ? " ch-smaller" : ""}` },
   caption && h("figcaption", { class: "ch-label" }, caption), picture, legend.some(Boolean) && h("div", { class: "ch-names-of" }, legend),
+  note && h("p", { class: "ch-note" }, note),
   h("div", { class: "ch-more" }, folded("These figures as a table", () => table({ caption: title, heads, rows }))));
 
 // A value with its interval, to the same places as all others of its axis.
@@ -102,7 +103,8 @@ export const curves = (given) => {
   const sample = (line, place) => sampled([svg("line", { class: "ch-line", x1: 0, x2: 22, y1: 5, y2: 5, ...look(line, place) }), dots && shape(own[place], 11, 5, null, line.grey)], line.name);
   const places = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   const cell = (line, at) => { const i = line.x.indexOf(at); return i < 0 ? "–" : spanned(ys, line.y[i], line.low?.[i], line.high?.[i]); };
-  return figured(given, picture, [...(lines.length > 1 || level ? lines.map(sample) : []), leveled(level)], [across ?? "x", ...lines.map((line) => line.name)], places.map((at) => [number(at, 3), ...lines.map((line) => cell(line, at))]));
+  const unbanded = lines.length > BANDS && lines.some((line) => line.low) && `Intervals of more than ${BANDS} lines are not drawn: they are ${dots ? "under the pointer and " : ""}in the table.`;
+  return figured(given, picture, [...(lines.length > 1 || level ? lines.map(sample) : []), leveled(level)], [across ?? "x", ...lines.map((line) => line.name)], places.map((at) => [number(at, 3), ...lines.map((line) => cell(line, at))]), unbanded);
 };
 
 // series: name, grey, cells – one for each group: value, low, high, mark (a sign over it), said, level (of its own); null: nothing

@@ -554,10 +554,6 @@ class Example(TextExample):
         """The pixels of the evidence."""
         return np.asarray(self.masks[list(self.objects)].any(axis=0))
 
-    def evidence_patches(self, side: int = 8) -> Booleans:
-        """Which patches of `side` pixels show some of the evidence: rows × columns of patches."""
-        return patches(self.evidence_mask, side)
-
 
 def patches(mask: Any, side: int) -> Any:
     """Which patches hold some of a mask (… × height × width)."""
