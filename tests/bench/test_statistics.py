@@ -88,7 +88,7 @@ def test_few_pairs_are_tested_exactly_with_ties_and_zeros(seed: int) -> None:
 @pytest.mark.parametrize("times", [1, 9])
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e6])
 def test_differences_that_are_equal_but_for_the_last_digits_are_ties(times: int, scale: float) -> None:
-    """Thirds kept with six digits, and what floating point leaves of nothing; six or 54 pairs, exact and approximate."""
+    """Thirds kept with six digits, and what floating point leaves of nothing; 6 pairs (exact) and 54 (approximate)."""
     kept = [0.666667 - 0.333333, 0.333333 - 0, 0.333333 - 0.666667, 1 - 0.333333, 0.3 - (0.1 + 0.2), 0.666667 - 1]
     meant = np.array([1, 1, -1, 2, 0, -1] * times, dtype=float) / 3
     assert signed_rank(scale * np.array(kept * times)) == pytest.approx(signed_rank(meant), rel=1e-12)

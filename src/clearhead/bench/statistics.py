@@ -164,7 +164,7 @@ def signed_rank(differences: Float[np.ndarray, "pair"]) -> float:
 
 
 def _steps(differences: Float[np.ndarray, "*rows pair"]) -> Int[np.ndarray, "*rows pair"]:
-    """Differences as whole numbers in the same order, with their signs: ties are equal, and what is almost zero is zero.
+    """Differences as whole numbers in the same order, with signs: ties are equal, and what is almost zero is zero.
 
     A step begins at the smallest size that is more than a hair above the one where the last began. Rounded to a grid,
     two that are almost equal could still fall on two sides of a bound.
