@@ -5,6 +5,7 @@ Holm's correction, and how far two orders of methods agree (Kendall's tau-b of t
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from leaderboard import CASES, lines_of
 from scipy.stats import kendalltau
 
 from clearhead.bench.explaining import CONTROLS
-from clearhead.bench.statistics import interval, ranks
+from clearhead.bench.statistics import Interval, interval, ranks
 
 SAID_OF_TIES = (
     "In how many columns of each table a method cannot be told from the best; columns whose examples are too few to "
@@ -202,12 +203,17 @@ def summarised(folder: Path) -> dict[str, Any]:
             shown = {}
             for method, numbers in own.items():
                 found = interval(numbers, resamples=500)
-                figures = [round(value, 4) for value in (found.mean, found.low, found.high)]
+                figures = [_known(value) for value in (found.mean, found.low, found.high)]
                 shown[method] = [*figures, found.count, places.get(method)]
             examples = max(len(numbers) for numbers in own.values())
             tables[name] = {"kind": kind, "smaller": smaller, "examples": examples, "methods": shown}
         models[model] = {**one["about"], "refused": one["refused"], "left_out": one["left_out"], "tables": tables}
     return {"schema": "clearhead/leaderboard", "version": 1, "models": models, "agreement": agreements(every)}
+
+
+def _known(value: float) -> float | None:
+    """As JSON has it: one example has no interval, and none not even a mean."""
+    return None if math.isnan(value) else round(value, 4)
 
 
 def agreements(every: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -291,11 +297,14 @@ def _cell(figures: list[Any] | None, examples: int, decided: bool = True) -> str
     """
     >>> _cell([0.5, 0.4, 0.6, 10, "1–3"], 10), _cell([0.5, 0.4, 0.6, 4, None], 10)
     ('**0.500 [0.400, 0.600] · 1–3**', '0.500 [0.400, 0.600] (4)')
+    >>> _cell([0.5, None, None, 1, None], 10)
+    '0.500 (no interval) (1)'
     """
     if figures is None or not figures[3]:
         return "–"
     mean, low, high, count, rank = figures
-    said = f"{mean:.3f} [{low:.3f}, {high:.3f}]" + (f" ({count})" if count < examples else "")
+    known = Interval(mean, math.nan if low is None else low, math.nan if high is None else high, count)
+    said = str(known) + (f" ({count})" if count < examples else "")
     if rank is None:
         return said
     return f"**{said} · {rank}**" if decided and _first(rank) == 1 else f"{said} · {rank}"

@@ -13,11 +13,12 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from probes_figures import FIGURES, MODELS, Results, column, panels
 
-from clearhead.bench.statistics import interval
+from clearhead.bench.statistics import Interval, interval
 from clearhead.bench.truth import found as found_in
 
 SAME = 0.05
@@ -37,19 +38,25 @@ def read(folder: Path) -> Results:
 def figure_of(results: Results, model: str, probe: str, name: str) -> str:
     """One figure of a probe's table, with its interval."""
     findings = results.get(f"{model}/{probe}", {}).get("findings", [])
-    return next((_shown(one["mean"], one["low"], one["high"]) for one in findings if one["name"] == name), "–")
+    return next((_shown(_read(one)) for one in findings if one["name"] == name), "–")
 
 
-def _shown(mean: float, low: float, high: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]" if math.isfinite(mean) else "–"
+def _read(one: dict[str, Any]) -> Interval:
+    """What is not known is null in JSON."""
+    mean, low, high = (math.nan if one[key] is None else one[key] for key in ("mean", "low", "high"))
+    return Interval(mean, low, high, one["count"])
+
+
+def _shown(one: Interval) -> str:
+    return str(one) if math.isfinite(one.mean) else "–"
 
 
 def of_values(values: np.ndarray) -> str:
-    kept = values[np.isfinite(values)]
-    if not len(kept):
-        return "–"
-    spread = interval(kept)
-    return _shown(spread.mean, spread.low, spread.high)
+    """
+    >>> of_values(np.array([1.0])), of_values(np.array([np.inf]))
+    ('1.000 (no interval)', '–')
+    """
+    return _shown(interval(values[np.isfinite(values)]))
 
 
 def idle(results: Results, model: str) -> str:

@@ -23,6 +23,15 @@ def test_memory_page_is_made_from_what_was_measured(monkeypatch: pytest.MonkeyPa
     assert all(row["peak"] < 2048 and row.get("gap", 0) < 1e-5 for row in rows)
 
 
+def test_known_answers_page_is_made_from_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "packages" / "zoo" / "train"))
+    import known_answers
+
+    known = known_answers.read_kept(ROOT / "docs" / "known-answers.json")
+    made = known_answers.page(known, known_answers.tabled(known))
+    assert (ROOT / "docs" / "known-answers.md").read_text("utf-8") == made, "run packages/zoo/train/known_answers.py"
+
+
 def test_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)

@@ -85,6 +85,25 @@ def test_few_pairs_are_tested_exactly_with_ties_and_zeros(seed: int) -> None:
     assert signed_rank(given) == pytest.approx(min(1.0, 2 * min(as_low, as_high)))
 
 
+@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e6])
+def test_differences_that_are_equal_but_for_the_last_digits_are_ties(times: int, scale: float) -> None:
+    """Thirds kept with six digits, and what floating point leaves of nothing; 6 pairs (exact) and 54 (approximate)."""
+    kept = [0.666667 - 0.333333, 0.333333 - 0, 0.333333 - 0.666667, 1 - 0.333333, 0.3 - (0.1 + 0.2), 0.666667 - 1]
+    meant = np.array([1, 1, -1, 2, 0, -1] * times, dtype=float) / 3
+    assert signed_rank(scale * np.array(kept * times)) == pytest.approx(signed_rank(meant), rel=1e-12)
+    assert signed_rank(np.array(kept)) == 0.75  # ranks 3.5 (four) and 6: 12 of 32 signs give 13 or more
+
+
+def test_the_normal_approximation_of_few_is_too_careful_and_with_zeros_too_bold() -> None:
+    def approximate(given: np.ndarray) -> float:
+        return float(stats.wilcoxon(given, zero_method="pratt", correction=True, method="approx").pvalue)
+
+    agree, zeros = np.arange(1.0, 19), np.repeat([0.0, 1.0], 5)
+    assert signed_rank(agree) == pytest.approx(2 / 2**18) and approximate(agree) > 1e-4
+    assert signed_rank(zeros) == pytest.approx(2 / 2**5) and approximate(zeros) < 0.05
+
+
 def test_eighteen_examples_that_agree_tell_one_of_thirty_methods_apart() -> None:
     """465 pairs: the normal approximation's least p of 18, 2e-4, would never do."""
     rng = np.random.default_rng(5)

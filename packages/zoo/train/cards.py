@@ -90,6 +90,13 @@ def _truth(card: dict[str, Any]) -> str:
 """
 
 
-def _cells(own: dict[str, list[float]]) -> str:
-    figures = (own.get(name) for name in ("precision", "average precision"))
-    return "".join(" – |" if f is None else f" {f[0]:.2f} [{f[1]:.2f}, {f[2]:.2f}] |" for f in figures)
+def _cells(own: dict[str, list[float | None]]) -> str:
+    return "".join(f" {_cell(own.get(name))} |" for name in ("precision", "average precision"))
+
+
+def _cell(figures: list[float | None] | None) -> str:
+    """A mean and its interval, which one example alone has not."""
+    if figures is None:
+        return "–"
+    mean, low, high = figures
+    return f"{mean:.2f} (no interval)" if low is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"

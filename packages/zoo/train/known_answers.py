@@ -5,7 +5,8 @@
 
 The first takes a while on a laptop (every method, model by model), the second none. What every method had on every
 example is kept beside the page (`known-answers.json`): a method that is measured anew on a model replaces what
-was kept of it there, and ranks are those of all together.
+was kept of it there (a control only by as many examples or more), and ranks are those of all together. Without --from,
+the page and the cards are made from what was kept.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cards import write_pages
 
 import clearhead
@@ -38,7 +40,9 @@ HEAD = """# Which methods find the known reason?
 Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
 default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
-ranking. "–": the method does not apply; why not is said by `ex.methods()`.{missing}
+ranking. "(24 others)": measured on so many examples that are not those of the other methods, so there is a mean and no
+rank. "–": the method does not apply; why not is said by `ex.methods()`.{missing} `recall-4k`, whose inputs are long, is
+in the [leaderboard](leaderboard.md) and not on this page.
 
 {where}
 
@@ -63,19 +67,60 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("docs/known-answers.md"), help="the page to write")
     options = parser.parse_args()
     kept = options.page.with_suffix(".json")
-    known = read_kept(kept) | measured(options.measured)
+    known = joined(read_kept(kept), measured(options.measured))
     write_kept(kept, known)
-    models = list(dict.fromkeys(model for model, _, _ in known))
-    tables = {figure: [c for model in models for c in _columns(model, known, figure)] for figure in FIGURES}
+    tables = tabled(known)
+    models = _models(known)
     for model in models:
         _write_card(model, tables)
-    count = max(len(column.examples) for column in tables[FIGURES[0]])
-    parts = [
-        HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known), missing=missing(known))
-    ]
-    parts += [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
-    options.page.write_text("\n".join(parts), encoding="utf-8")
+    options.page.write_text(page(known, tables), encoding="utf-8")
     print(f"{options.page} and the cards of {', '.join(models)}")
+
+
+def tabled(known: Mapping[Place, Known]) -> dict[str, list[Column]]:
+    return {figure: [c for model in _models(known) for c in _columns(model, known, figure)] for figure in FIGURES}
+
+
+def page(known: Mapping[Place, Known], tables: Mapping[str, list[Column]]) -> str:
+    count = max(len(column.examples) for column in tables[FIGURES[0]])
+    head = HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known), missing=missing(known))
+    parts = [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
+    return "\n".join([head, *parts])
+
+
+def _models(known: Mapping[Place, Known]) -> list[str]:
+    return list(dict.fromkeys(model for model, _, _ in known))
+
+
+def joined(kept: Mapping[Place, Known], new: Mapping[Place, Known]) -> dict[Place, Known]:
+    """What is measured anew takes the place of what was kept; a control, which is in every run, not that of more.
+
+    Scenes of `shapes` depend on how many are drawn: the first of 24 and the first of 60 have one name and are two.
+    `position` has the same figures on the same examples, anywhere; where it has not, the new ones get other names.
+    """
+    known = dict(kept)
+    for (model, part, method), one in new.items():
+        baseline = (model, part, "position")
+        if baseline in kept and baseline in new and not _same(kept[baseline], new[baseline]):
+            one = _renamed(one, f" of {len(new[baseline].figures[FIGURES[0]])}")
+        before = known.get((model, part, method))
+        if before is None or method not in CONTROLS or _count(one) >= _count(before):
+            known[model, part, method] = one
+    return known
+
+
+def _count(one: Known) -> int:
+    return len(one.figures[FIGURES[0]])
+
+
+def _same(one: Known, other: Known) -> bool:
+    """Whether they agree where both have a figure, but for the digits that are not kept."""
+    pairs = [(x, other.figures[f][e]) for f in FIGURES for e, x in one.figures[f].items() if e in other.figures[f]]
+    return all(abs(x - y) < 1e-5 for x, y in pairs)
+
+
+def _renamed(one: Known, end: str) -> Known:
+    return Known(one.where, {f: {e + end: x for e, x in own.items()} for f, own in one.figures.items()})
 
 
 def measured(files: Sequence[Path]) -> dict[Place, Known]:
@@ -86,7 +131,7 @@ def measured(files: Sequence[Path]) -> dict[Place, Known]:
         for row in content["rows"]:
             one = known.setdefault((row["model"], row["part"], row["method"]), Known(content["where"]))
             for figure in FIGURES:
-                one.figures[figure][row["example"]] = round(row["figures"][f"minimal {figure}"], 6)
+                one.figures[figure][row["example"]] = round(row["figures"][f"minimal {figure}"], 12)
     return known
 
 
@@ -118,18 +163,24 @@ def write_kept(file: Path, known: Mapping[Place, Known]) -> None:
 
 
 def missing(known: Mapping[Place, Known]) -> str:
-    """Which methods apply to a model, and were not measured on it."""
+    """Which methods apply to a model and are not on the page: what its card has of an earlier run, what was never."""
     there: dict[str, set[str]] = {}
     for model, _, method in known:
         there.setdefault(model, set()).add(method)
-    said = []
+    earlier, never = [], []
     for model, methods in there.items():
+        card = {name for own in clearhead_zoo.card(model).get("truth", {}).get("found", {}).values() for name in own}
         applies = [line.name for line in clearhead.load(f"zoo:{model}").methods() if line.applies]
-        if left := [f"`{name}`" for name in applies if name not in methods]:
-            said.append(f"{', '.join(left)} on {model}")
-    if not said:
-        return ""
-    return f" Or it was not measured in this run: {'; '.join(said)} (what an earlier one had is in the model's card)."
+        left = [name for name in applies if name not in methods]
+        for names, said in (([n for n in left if n in card], earlier), ([n for n in left if n not in card], never)):
+            if names:
+                said.append(f"{', '.join(f'`{name}`' for name in names)} on {model}")
+    told = (
+        f" Or only an earlier run had it, and the model's card has its figures: {'; '.join(earlier)}."
+        if earlier
+        else ""
+    )
+    return told + (f" Or it was never measured: {'; '.join(never)}." if never else "")
 
 
 def in_words(known: Mapping[Place, Known]) -> str:
@@ -156,25 +207,42 @@ def _columns(model: str, known: Mapping[Place, Known], figure: str) -> list[Colu
         if m == model
         for example, value in one.figures[figure].items()
     ]
-    return columns(model, own, figure)
+    return [_set_apart(column) for column in columns(model, own, figure)]
+
+
+def _set_apart(column: Column) -> Column:
+    """Methods that share no example with the controls cannot be compared with the others, pair by pair."""
+    controls = [~np.isnan(own) for method, own in column.values.items() if method in CONTROLS]
+    if not controls:
+        return column
+    here = np.any(controls, axis=0)
+    apart = {m: own[~np.isnan(own)] for m, own in column.values.items() if np.isnan(own[here]).all()}
+    among = {m: own for m, own in column.values.items() if m not in apart}
+    used = ~np.all([np.isnan(own) for own in among.values()], axis=0)
+    examples = [example for example, is_used in zip(column.examples, used, strict=True) if is_used]
+    return replace(column, examples=examples, values={m: own[used] for m, own in among.items()}, apart=apart)
 
 
 def _write_card(model: str, tables: dict[str, list[Column]]) -> None:
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    count = 0
+    found: dict[str, dict[str, dict[str, list[float | None]]]] = {}
+    count, others = 0, {}
     for figure, table in tables.items():
         for column in table:
             if column.name.split(", ")[0] == model:
                 part = found.setdefault(column.name.removeprefix(f"{model}, "), {})
                 count = max(count, len(column.examples))
                 for method, one in column.intervals().items():
-                    part.setdefault(method, {})[figure] = [round(x, 3) for x in (one.mean, one.low, one.high)]
+                    ends = (one.low, one.high) if one.known else (None, None)
+                    part.setdefault(method, {})[figure] = [x if x is None else round(x, 3) for x in (one.mean, *ends)]
+                for method, own in column.apart.items():
+                    others[method] = max(others.get(method, 0), len(own))
     folder = clearhead_zoo.path(model)
     card = clearhead_zoo.card(model)
     before = card.get("truth", {}).get("found", {})  # what was not measured anew stays as it was
     joined = {part: {**before.get(part, {}), **own} for part, own in found.items()}
     ordered = {part: dict(sorted(own.items(), key=_worse)) for part, own in joined.items()}
-    write_pages(folder, {**card, "truth": {"measured": MEASURED.format(count=count), "found": ordered}})
+    told = MEASURED.format(count=count) + "".join(f" `{m}`: on {few} others." for m, few in sorted(others.items()))
+    write_pages(folder, {**card, "truth": {"measured": told, "found": ordered}})
 
 
 def _worse(item: tuple[str, dict[str, list[float]]]) -> float:

@@ -13,15 +13,19 @@ from clearhead.bench.statistics import Interval, interval, ranks
 
 @dataclass
 class Column:
-    """One model (and stream): for each method the figure of every example, NaN where it has none."""
+    """One model (and stream): for each method the figure of every example, NaN where it has none.
+
+    apart: methods that were measured on other examples than these: they have a mean, and no rank among the others
+    """
 
     name: str
     examples: list[str]
     values: dict[str, Float[np.ndarray, "example"]]
     refused: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, Float[np.ndarray, "other"]] = field(default_factory=dict)
 
     def intervals(self, seed: int = 0) -> dict[str, Interval]:
-        return {method: interval(own, seed=seed) for method, own in self.values.items()}
+        return {method: interval(own, seed=seed) for method, own in [*self.values.items(), *self.apart.items()]}
 
 
 def columns(
@@ -62,16 +66,32 @@ def agreement_of_parts(table: Sequence[Column]) -> dict[tuple[str, str], float]:
 
 def markdown(table: Sequence[Column], smaller_is_better: bool = False) -> str:
     """Methods × columns: mean [interval], and the rank; methods that cannot be told apart share a range of ranks."""
-    methods = list(dict.fromkeys(method for column in table for method in [*column.values, *column.refused]))
+    listed = [method for column in table for method in [*column.values, *column.apart, *column.refused]]
+    methods = list(dict.fromkeys(listed))
     shown = [(column.intervals(), ranks(column.values, smaller_is_better)) for column in table]
     lines = ["| method | " + " | ".join(column.name for column in table) + " |", "| --- |" + " --- |" * len(table)]
     for method in ordered(methods, [own for own, _ in shown], smaller_is_better):
         cells = [
-            f"{intervals[method]} · {places[method]}" if method in intervals else "–" for intervals, places in shown
+            _cell(intervals.get(method), places.get(method), len(column.examples))
+            for column, (intervals, places) in zip(table, shown, strict=True)
         ]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     counts = " | ".join(str(len(column.examples)) for column in table)
     return "\n".join([*lines, f"| examples | {counts} |"])
+
+
+def _cell(found: Interval | None, rank: str | None, examples: int) -> str:
+    """
+    >>> _cell(Interval(0.5, 0.4, 0.6, 9), "1–3", 9), _cell(Interval(0.5, 0.4, 0.6, 4), "1–3", 9)
+    ('0.500 [0.400, 0.600] · 1–3', '0.500 [0.400, 0.600] (4) · 1–3')
+    >>> _cell(Interval(0.5, 0.4, 0.6, 4), None, 9), _cell(None, None, 9)
+    ('0.500 [0.400, 0.600] (4 others)', '–')
+    """
+    if found is None:
+        return "–"
+    if rank is None:
+        return f"{found} ({found.count} others)"
+    return f"{found} ({found.count}) · {rank}" if found.count < examples else f"{found} · {rank}"
 
 
 def plain(by_method: Mapping[str, Mapping[str, float]]) -> str:
