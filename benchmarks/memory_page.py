@@ -19,7 +19,7 @@ Row = dict[str, Any]
 INTRODUCTION = """# A memory budget
 
 `ex.explain(inputs, method, memory="2GiB")` (`--memory 2GiB`) keeps to what it is allowed: passes are cut into batches
-of as many rows as fit, by what the first ones were seen to take. The results are the same.
+of as many rows as fit, by what the first ones were seen to take. The results are the same but for rounding.
 
 Every method on {inputs} texts of 3 to {longest} words, `{model}`, `memory="{memory}"`. Each is a process of its own.
 **Peak** is the most that the process took by the system's account (RSS, MiB), with all that it held before it began

@@ -167,7 +167,8 @@ def missing(known: Mapping[Place, Known]) -> str:
     there: dict[str, set[str]] = {}
     for model, _, method in known:
         there.setdefault(model, set()).add(method)
-    earlier, never = [], []
+    earlier: list[str] = []
+    never: list[str] = []
     for model, methods in there.items():
         card = {name for own in clearhead_zoo.card(model).get("truth", {}).get("found", {}).values() for name in own}
         applies = [line.name for line in clearhead.load(f"zoo:{model}").methods() if line.applies]
@@ -225,7 +226,8 @@ def _set_apart(column: Column) -> Column:
 
 def _write_card(model: str, tables: dict[str, list[Column]]) -> None:
     found: dict[str, dict[str, dict[str, list[float | None]]]] = {}
-    count, others = 0, {}
+    count = 0
+    others: dict[str, int] = {}
     for figure, table in tables.items():
         for column in table:
             if column.name.split(", ")[0] == model:
