@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import clearhead
-
 from clearhead.methods.catalogue import markdown
 
 ROOT = Path(__file__).parent.parent
