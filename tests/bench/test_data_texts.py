@@ -276,9 +276,11 @@ def test_what_is_said_when_nothing_is_there(tmp_path: Path, monkeypatch: pytest.
     assert len(read("sst2")) == 1
     with pytest.raises(InputError, match=r"sst2: unknown split 'train'. Accepted: validation"):
         read("sst2", "train")
-    for name in ("hub:", "sst2:train", "no/such/path"):
+    for name in ("hub:", "sst2:train"):
         with pytest.raises(InputError, match="unknown data set"):
             read(name)
+    with pytest.raises(InputError, match="there is no file or folder 'no/such/path'"):
+        read("no/such/path")
     with pytest.raises(InputError, match="unknown option of pets 'labels': did you mean 'label'"):
         read("pets", labels="species")
 
