@@ -40,7 +40,7 @@ def test_at_512_tokens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-9), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_at_4096_tokens(dtype: torch.dtype, within: float) -> None:
     """In float32 rounding grows with length: whole maps are then 1.3e-5 from those in float64 themselves (attcat)."""
     both_ways(4096, dtype, within, ["generic", "attcat"] if dtype == torch.float64 else METHODS)
