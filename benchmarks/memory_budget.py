@@ -37,6 +37,8 @@ FEWER = {
     "beyond-intuition-token": {"steps": 4},
     "tam": {"steps": 4},
     "flow": {"layers": (-3, None)},
+    "occlusion": {"window": 5},
+    "value-zeroing": {"layers": (-1, None)},
 }
 #: Fewer still, and fewer units and layers at a time in turn: for all methods in one call, which takes as long as all.
 FEWEST = {
@@ -46,7 +48,6 @@ FEWEST = {
     "lime": {"evaluations": 8},
     "occlusion": {"window": 10},
     "deeplift-shap": {"samples": 1},
-    "value-zeroing": {"layers": (-1, None)},
 }
 TOGETHER = "all in one call"
 SENTENCE = (

@@ -1,8 +1,7 @@
 """The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,16 +9,16 @@ import torch
 from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
+from clearhead.examined import Examined
 from clearhead.joint import AnyExplanation
-from clearhead.kernels import LIMIT, check_kernel, check_streams, longest, rows_reached, streams
-from clearhead.methods.base import ACROSS, REGISTRY, Method
-from clearhead.passes import run, why_not
-from clearhead.passes.rules import trial
+from clearhead.kernels import check_kernel, check_streams, streams
+from clearhead.methods.base import REGISTRY, Method
+from clearhead.passes import run
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
 from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import ALONG_UNITS, Tape
+from clearhead.recording.tape import Tape
 from clearhead.recording.tiles import Tiles
 from clearhead.results import Pass, Request, explanation_of
 from clearhead.subjects.base import Given, How, Sample, Subject
@@ -58,7 +57,7 @@ class Explainer:
             subject.scope,
             subject.expected_calls,
         )
-        self._classes_checked = False
+        self.examined = Examined(subject, self.recorder)
 
     def __repr__(self) -> str:
         return f"Explainer({self.subject.name!r}, {type(self.subject).__name__})"
@@ -192,7 +191,7 @@ class Explainer:
         ]
         wanted = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, one) for sample, one in zip(samples, wanted, strict=True)]
-        self._test(samples)
+        self.examined.test(samples)
         targets = [self.subject.steps(sample, one) for sample, one in zip(samples, wanted, strict=True)]
         if len({len(own) for own in targets}) > 1:
             raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
@@ -202,13 +201,13 @@ class Explainer:
         """Every registered method: whether it applies to this model, what it costs, and why not."""
         problem = None
         try:
-            self._test(self.subject.samples(self.subject.example(), How()))
+            self.examined.test(self.subject.samples(self.subject.example(), How()))
         except Refusal as refusal:
             problem = str(refusal)
         lines = []
         for name in sorted(REGISTRY):
             declaration = REGISTRY[name].declaration
-            why_not = problem or self._why_not(Method(name)) or ""
+            why_not = problem or self.examined.why_not(Method(name)) or ""
             lines.append(Applies(name, declaration.family, declaration.cost, not why_not, why_not, declaration.note))
         return lines
 
@@ -239,104 +238,6 @@ class Explainer:
             raise unknown("scale", given, scales)
         return given or scales[0]
 
-    def _test(self, samples: Sequence[Sample]) -> SelfTest:
-        """Test the recorder on one sample, the first time it is needed."""
-        with self.recorder.lock:  # two threads may come with samples of different lengths
-            if self.recorder.tested is None:
-                # Whole maps are compared, so the input is a short one where there is one.
-                if longest(samples[:1]) > LIMIT:
-                    samples = self.subject.samples(self.subject.example(), How())
-                plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
-                self.sample_tested = samples[0]
-                self.lengths_tested = {stream: len(axis) for stream, axis in samples[0].axes.items()}
-                self.recorder.test(plan.batch, plan.leaves, self.subject.padded(samples[0]))
-        assert self.recorder.tested is not None
-        return self.recorder.tested
-
-    def _why_not(self, method: Method) -> str | None:
-        """Why a method cannot speak for this model; None if it can."""
-        tested = self.recorder.tested
-        assert tested is not None
-        asks, name = method.declaration.asks, type(self.subject.model).__name__
-        package, extra = method.declaration.package, method.declaration.extra
-        if package and not _installed(package):
-            return f"it needs the package {package}, which is not installed: pip install 'clearhead[{extra}]'"
-        if tested.path != "interface" and asks & {"values", "output_projection"}:
-            return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
-        if reason := self.subject.why_not(method.name):
-            return reason
-        if asks & ALONG_UNITS:
-            if reason := self.subject.why_no_attention():
-                return reason
-            if tested.mixes:
-                return (
-                    f"in {name} positions see each other past the attention, too (convolutions, recurrences), which "
-                    "its maps do not show; gradients of the input do"
-                )
-            if not tested.vectors and asks & {"block_input", "hidden_state"}:
-                return f"the layers of {name} do not hand on one vector for each unit, which it reads"
-            if tested.crosses and method.name not in ACROSS:
-                with_it = ", ".join(sorted(ACROSS))
-                return f"in {name} streams look at each other, which it has no rule for; methods that have: {with_it}"
-            for place in tested.places:
-                queries, keys = (self.lengths_tested.get(s, 0) for s in (place.query_stream, place.key_stream))
-                if place.shape != (1, queries, keys):
-                    return (
-                        f"the attention of {name} does not run over its {keys} units: one call has {place.shape[0]} × "
-                        f"{place.shape[1]} queries and {place.shape[2]} keys (windows, or a shrinking grid), so rows "
-                        "of one layer are not the columns of the next"
-                    )
-        if tested.crosses and method.option("rows") == "all":
-            return f"rows='all' is for streams that look at themselves alone, and in {name} one looks at another"
-        if "rows" in method.declaration.has and self.subject.readout is None:
-            return f"no row of the attention of {name} speaks for the target"
-        return why_not(self.recorder, self.subject, self.sample_tested, method)
-
-    def _keeps_apart(self, method: Method) -> bool:
-        """Whether a method computes the same for a sample in a batch as for the sample by itself."""
-        by_rules = method.kind == "rules"
-        return not by_rules or trial(self.recorder, self.subject, self.sample_tested, method).keeps_apart
-
-    def _check_readout(self, sample: Sample, target: Target, streaming: Tiles | None = None) -> bool:
-        """The rows of the last layer that reach the target must be the rows that are read.
-
-        True if that was seen; False if no row reaches the target, so that nothing could be seen.
-        """
-        read = self.subject.readouts(sample, target)
-        seen = [self._check_rows(sample, target, stream, rows, streaming) for stream, rows in read.items()]
-        return bool(seen) and all(seen)
-
-    def _check_rows(
-        self, sample: Sample, target: Target, stream: str, rows: Mapping[int, float], streaming: Tiles | None
-    ) -> bool:
-        tested, plan = self._test([sample]), Plan(self.subject, [sample], [[target]], streaming=streaming)
-        last = max(i for i, place in enumerate(tested.places) if place.query_stream == stream)
-        used, read = rows_reached(self.recorder, plan, last), set(rows)
-        if not used and not read:  # nobody reads this stream's last layer, as was said
-            return True
-        if not used and tested.path == "returned":
-            name = type(self.subject.model).__name__
-            raise Refusal(f"the target of {name} does not depend on the attention that it returns: it returns a copy")
-        # Half precision can lose a row's gradient altogether; otherwise every row that is read must count.
-        missing = bool(used) and used != read and self.subject.dtype in (torch.float32, torch.float64)
-        if not used <= read or missing:
-            raise Refusal(
-                f"the read-out of {type(self.subject.model).__name__} is taken to be {self.subject.readout!r} (rows "
-                f"{_some(read)}), but the target depends on rows {_some(used)} of the last layer: "
-                "say which is right with load(..., readout=…): a kind such as 'mean', or the number of a row"
-            )
-        return bool(used)
-
-    def _check_readouts(self, plan: Plan, request: Request) -> None:
-        """Once for classes, which all read the same rows; once a call for each function that is given."""
-        for sample, target in zip(plan.samples, plan.targets, strict=True):
-            if target.custom is None:
-                if not self._classes_checked:
-                    self._classes_checked = self._check_readout(sample, target, plan.streaming)
-                request.checked[id(None)] = self._classes_checked
-            elif id(target.custom) not in request.checked:
-                request.checked[id(target.custom)] = self._check_readout(sample, target, plan.streaming)
-
     def _within(
         self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request
     ) -> list[list[AnyExplanation]]:
@@ -365,17 +266,17 @@ class Explainer:
 
         rows: how many samples and targets of them a pass may have
         """
-        tested = self._test(samples)
+        tested = self.examined.test(samples)
         for method in request.methods:
-            if reason := self._why_not(method):
+            if reason := self.examined.why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
-        apart = self.subject.counts_by_length or not all(map(self._keeps_apart, request.methods))
+        apart = self.subject.counts_by_length or not all(map(self.examined.keeps_apart, request.methods))
         if len(samples) > 1 and apart:
             return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]
         steps = [self.subject.steps(sample, target) for sample, target in zip(samples, targets, strict=True)]
         if any(len(own) > 1 for own in steps) and any(method.option("rows") for method in request.methods):
             raise InputError("rows='all' is for one target, and there are several: choose one, as Generated(0)")
-        tried = Plan(self.subject, [self.sample_tested], [[Target(lambda output: output)]])
+        tried = Plan(self.subject, [self.examined.sample], [[Target(lambda output: output)]])
         streaming = streams(self.recorder, tried, samples, request.methods, request.kernel, request.checkpoint)
         passes = self._passes(samples, steps, request, tested, streaming, rows)
         return [
@@ -432,7 +333,7 @@ class Explainer:
         if request.kernel not in (None, "materialised"):
             check_streams(readings)
         if any(reading.any_fold.reads_the_readout for reading in readings):
-            self._check_readouts(plan, request)
+            self.examined.check_readouts(plan, request)
         return Pass(plan, readings, run(self.recorder, plan, readings, tested), heads=request.per == "head")
 
     def _chunks(
@@ -490,16 +391,3 @@ def _side(side: str | None) -> str | None:
     if side not in (None, "left", "right"):
         raise InputError(f"truncation_side={side!r} is not known: say 'left' or 'right'")
     return side
-
-
-def _installed(package: str) -> bool:
-    try:
-        import_module(package)
-    except ImportError:
-        return False
-    return True
-
-
-def _some(rows: set[int]) -> str:
-    listed = sorted(rows)
-    return ", ".join(map(str, listed[:6])) + (f", … ({len(listed)} in all)" if len(listed) > 6 else "")

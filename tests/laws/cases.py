@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import clearhead
 from clearhead import Explainer, Explanation, Method, Refusal
-from clearhead.explainer import ALONG_UNITS
 from clearhead.methods import REGISTRY
 from clearhead.recording.scope import attention_implementation
+from clearhead.recording.tape import ALONG_UNITS
 from clearhead.subjects import How
 from tests import models
 

@@ -18,7 +18,7 @@ MODELS = ("bert/classify", "deberta/classify")
 def made(name, texts=TEXTS):
     ex = explainer(name)
     samples = [s for text in texts for s in ex.subject.samples(text, How())]
-    ex._test(samples)
+    ex.examined.test(samples)
     return ex, Plan(ex.subject, samples, [[make_target(None)]] * len(samples))
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from clearhead.explainer import Plan
+from clearhead.plan import Plan
 from clearhead.methods import REGISTRY, Method
 from clearhead.plan import Reading
 from clearhead.recording.recorder import Recorder

@@ -32,7 +32,7 @@ class Site:
 
 
 def tested_of(ex: Explainer) -> SelfTest:
-    return ex._test(ex.subject.samples(ex.subject.example(), How()))
+    return ex.examined.test(ex.subject.samples(ex.subject.example(), How()))
 
 
 def own_calls(ex: Explainer, stream: str | None = None) -> list[int]:

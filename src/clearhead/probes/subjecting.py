@@ -89,7 +89,7 @@ class Probed:
             raise InputError("nothing to probe: the list of inputs is empty")
         self.target = make_target(target)
         samples = [sample for raw in raws for sample in self.subject.samples(raw, How())]
-        self.tested = ex._test(samples)
+        self.tested = ex.examined.test(samples)
         self.pools: bool = getattr(self.subject, "pools", False)
         #: The classes (or masked words) whose probabilities are compared, as shares of theirs; None for all.
         self.candidates = None if candidates is None else [self.subject.label_index(label) for label in candidates]
@@ -97,7 +97,7 @@ class Probed:
             raise InputError("candidates= must name at least two different labels or words")
         self._refuse(samples[0])
         self.samples = [self.subject.cut(sample, [self.aim(sample)]) for sample in samples]
-        ex._check_readout(self.samples[0], self.aim(self.samples[0]))
+        ex.examined.check_readout(self.samples[0], self.aim(self.samples[0]))
 
     def _refuse(self, sample: Sample) -> None:
         name, subject = type(self.subject.model).__name__, self.subject
@@ -112,7 +112,7 @@ class Probed:
             raise Refusal(f"{name} gives several answers at once, and probes are about one")
         if reason := subject.why_no_attention():
             raise Refusal(reason)
-        size = self.ex.lengths_tested[subject.stream]
+        size = self.ex.examined.lengths[subject.stream]
         if any(place.shape != (1, 1 if pooled else size, size) for place in self.tested.places):
             raise Refusal(f"the attention of {name} does not run over its units in every layer")
 
