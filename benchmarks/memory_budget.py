@@ -37,16 +37,14 @@ FEWER = {
     "beyond-intuition-token": {"steps": 4},
     "tam": {"steps": 4},
     "flow": {"layers": (-3, None)},
-    "occlusion": {"window": 5},
     "value-zeroing": {"layers": (-1, None)},
 }
-#: Fewer still, and fewer units and layers at a time in turn: for all methods in one call, which takes as long as all.
+#: Fewer still: for all methods in one call, which takes as long as all.
 FEWEST = {
     **{name: {**own, **{option: 2 for option in ("steps", "samples") if option in own}} for name, own in FEWER.items()},
     "shap": {"evaluations": 8},
     "kernel-shap": {"evaluations": 8},
     "lime": {"evaluations": 8},
-    "occlusion": {"window": 10},
     "deeplift-shap": {"samples": 1},
 }
 TOGETHER = "all in one call"
