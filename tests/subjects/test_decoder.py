@@ -444,9 +444,11 @@ def test_the_model_is_untouched():
     assert model.generation_config.to_dict() == settings
 
 
+_DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
 def test_positions_that_depend_on_the_length_are_not_mixed():
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    ex = clearhead.load(made("llama", rope_parameters=rope, max_position_embeddings=8), WORDS)
+    ex = clearhead.load(made("llama", rope_parameters=_DYNAMIC, max_position_embeddings=8), WORDS)
     assert ex.subject.words.positions == 16, "such positions are stretched"
     assert ex.subject.together(ex.subject.samples(PROMPTS[0], How())) == 1
     ids, count = torch.arange(5, 17), 4
@@ -458,6 +460,32 @@ def test_positions_that_depend_on_the_length_are_not_mixed():
 
 
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0, 5.0, 6.0, 7.0]}
+
+
+_BY_LAYER = {"full_attention": _DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "size"),
+    [
+        ("llama", _DYNAMIC, 8),
+        ("llama", {**_LONG, "original_max_position_embeddings": 8}, 70),
+        ("gemma3", _BY_LAYER, 8),
+    ],
+)
+def test_a_longer_input_before_changes_nothing(family, rope, size):
+    """A dynamic RoPE keeps the frequencies of the longest input so far: the model answers otherwise from then on."""
+    layers = {"layer_types": ["sliding_attention", "full_attention", "full_attention"]} if family == "gemma3" else {}
+    model = made(family, rope_parameters=rope, max_position_embeddings=size, **layers)
+    ex, given = clearhead.load(model, WORDS), {"input_ids": torch.arange(5, 14)[None]}
+    methods = ["generic", "integrated-gradients", "occlusion"]
+    before, first = snapshot.of_model(model), ex.explain(given, methods, target=3)
+    ex.explain({"input_ids": torch.arange(5, 17)[None]}, methods, Generated(), max_new_tokens=3)
+    for method, again in ex.explain(given, methods, target=3).items():
+        assert np.array_equal(again.scores, first[method].scores) and again.target == first[method].target
+    assert not snapshot.changes(before, snapshot.of_model(model))
+    with torch.no_grad():
+        assert float(model(**given).logits[0, -1, 3]) == pytest.approx(first["generic"].target["value"])
 
 
 @pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification"])
