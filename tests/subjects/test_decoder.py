@@ -460,8 +460,6 @@ def test_positions_that_depend_on_the_length_are_not_mixed():
 
 
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0, 5.0, 6.0, 7.0]}
-
-
 _BY_LAYER = {"full_attention": _DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 
 
@@ -474,10 +472,12 @@ _BY_LAYER = {"full_attention": _DYNAMIC, "sliding_attention": {"rope_type": "def
     ],
 )
 def test_a_longer_input_before_changes_nothing(family, rope, size):
-    """A dynamic RoPE keeps the frequencies of the longest input so far: the model answers otherwise from then on."""
+    """A dynamic RoPE keeps the frequencies of the longest input so far: the model answers otherwise from then on.
+
+    transformers 5.0 forgets only that it has them: it makes them anew for whatever is longer than its positions."""
     layers = {"layer_types": ["sliding_attention", "full_attention", "full_attention"]} if family == "gemma3" else {}
     model = made(family, rope_parameters=rope, max_position_embeddings=size, **layers)
-    ex, given = clearhead.load(model, WORDS), {"input_ids": torch.arange(5, 14)[None]}
+    ex, given = clearhead.load(model, WORDS), {"input_ids": torch.arange(5, 13)[None]}
     methods = ["generic", "integrated-gradients", "occlusion"]
     before, first = snapshot.of_model(model), ex.explain(given, methods, target=3)
     ex.explain({"input_ids": torch.arange(5, 17)[None]}, methods, Generated(), max_new_tokens=3)
@@ -485,7 +485,7 @@ def test_a_longer_input_before_changes_nothing(family, rope, size):
         assert np.array_equal(again.scores, first[method].scores) and again.target == first[method].target
     assert not snapshot.changes(before, snapshot.of_model(model))
     with torch.no_grad():
-        assert float(model(**given).logits[0, -1, 3]) == pytest.approx(first["generic"].target["value"])
+        assert float(model(**given).logits[0, -1, 3]) == pytest.approx(first["generic"].target["value"], rel=1e-5)
 
 
 @pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification"])
