@@ -94,13 +94,14 @@ def twin(method: str, seen: Seen) -> np.ndarray:
 
 
 class Wide(TorchFunctionMode):
-    """Lets a model that computes softmax and norms in float32, whatever its dtype, compute them in float64.
+    """Lets a model that computes softmax, norms and positions in float32, whatever its dtype, compute them in float64.
 
     So that what is left between two ways is the ways' own."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") is torch.float32 and func in (torch.nn.functional.softmax, torch.softmax):
+        narrow = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.cumsum)
+        if kwargs.get("dtype") is torch.float32 and func in narrow:
             kwargs["dtype"] = torch.float64
         if func is torch.Tensor.float:  # positions, too, which are whole numbers before they are turned
             return args[0].double()
