@@ -93,7 +93,7 @@ NOT_YET = {
     for name, reason in {
         "beit": "this transformers' BEiT cannot be switched to eager attention once it is built",
         "modernbert": "this transformers' ModernBERT gives NaN to padded batches in float64",
-        "t5": "this transformers' T5 does not use the attention interface",
+        "t5": "this transformers' T5 does not use the attention interface, and adds position biases in place",
         "swin": "this transformers' Swin does not say what each of its layers attends to",
     }.items()
     if not on_interface(name)

@@ -13,6 +13,7 @@ from clearhead import Method
 from tests import dual_models, joint_models
 from tests.subjects.test_co_attention import CASES, DATA, ORIGINALS, gap, given, published
 from tests.subjects.test_co_attention import arrays as inputs_of
+from tests.subjects.test_decoder import Wide
 from tests.subjects.test_detection import TestAuthors as Detection
 
 LXMERT = {
@@ -73,7 +74,8 @@ def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
     index, label = (int(arrays("detr")[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
     known = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
     target = clearhead.Query(index, label)
-    found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
+    with Wide():
+        found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
     for method, theirs in known.items():
         assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
 
@@ -90,7 +92,8 @@ def test_generic_by_relevance_on_detr(case: str, query: str, theirs: str, option
         expected = file[f"{case}/{query}/{theirs}/scores"]
         index, label = (int(file[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
     method = Method("generic", lrp=True, **options)
-    e = Detection.explainer().explain(pixels, method, target=clearhead.Query(index, label), profile="mm_detr")
+    with Wide():
+        e = Detection.explainer().explain(pixels, method, target=clearhead.Query(index, label), profile="mm_detr")
     assert gap(e["image"].scores, expected) < 1e-6
 
 

@@ -8,7 +8,6 @@ import transformers
 
 import clearhead
 from clearhead.recording.recorder import Recorder
-from tests import models
 from tests.laws import cases
 from tests.models import inputs
 
@@ -49,7 +48,6 @@ def t5_uneven():
 @pytest.mark.parametrize("make", [bart, marian, t5, t5_uneven], ids=lambda make: make.__name__)
 def test_self_and_cross_attention(make):
     """Kinds and order are right, and maps and gradients are those that the model itself returns under eager."""
-    models.skip_if_not_yet(make.__name__.split("_")[0])
     torch.manual_seed(5)
     model = make().double().eval()
     mask = torch.ones(2, 7, dtype=torch.long)

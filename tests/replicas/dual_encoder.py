@@ -8,6 +8,7 @@ CLIP's scores are a row of R − I. SigLIP pools its patches with one query p of
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,21 @@ import torch
 from torch import Tensor
 
 
+def _keep(maps: list[Tensor], module: Any, args: Any, output: tuple[Tensor, Tensor]) -> None:
+    maps.append(output[1])
+
+
 def maps_of(model: Any, batch: dict[str, Tensor]) -> tuple[float, dict[str, list[np.ndarray]]]:
     """The cosine of one text and one picture, and Ā of each call: of text, of image, and of the query that pools."""
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     words = {name: part for name, part in batch.items() if not name.startswith("pixel")}
-    text = eager.text_model(**words, output_attentions=True)
-    image = eager.vision_model(pixel_values=batch["pixel_values"], output_attentions=True)
-    used = {"text": list(text.attentions), "image": list(image.attentions)}
+    used: dict[str, list[Tensor]] = {"text": [], "image": []}
+    for name, tower in (("text", eager.text_model), ("image", eager.vision_model)):
+        # In transformers 5.0 CLIP's towers do not return the attention of their layers; the layers do.
+        for layer in tower.encoder.layers:
+            layer.self_attn.register_forward_hook(partial(_keep, used[name]))
+    text, image = eager.text_model(**words), eager.vision_model(pixel_values=batch["pixel_values"])
     if hasattr(eager, "text_projection"):
         vectors = eager.text_projection(text.pooler_output), eager.visual_projection(image.pooler_output)
     else:

@@ -294,7 +294,7 @@ def test_wavlm_attends_as_its_own_forward_pass() -> None:
     hidden = torch.randn(2, 7, 32, dtype=torch.float64)
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
     for given in (None, mask):
-        theirs = type(module).forward(module, hidden, given)
+        theirs = type(module).forward(module, hidden, given, output_attentions=True)  # transformers 5.0 must be asked
         ours: Attended = attend_with_gated_bias(module, hidden, given)
         for one, other in zip(ours[0], theirs, strict=True):
             assert gap(one.detach(), other.detach()) < 1e-12

@@ -94,13 +94,14 @@ def twin(method: str, seen: Seen) -> np.ndarray:
 
 
 class Wide(TorchFunctionMode):
-    """Lets a model that computes softmax and norms in float32, whatever its dtype, compute them in float64.
+    """Lets a model that computes softmax, norms and positions in float32, whatever its dtype, compute them in float64.
 
     So that what is left between two ways is the ways' own."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") is torch.float32 and func in (torch.nn.functional.softmax, torch.softmax):
+        narrow = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.cumsum)
+        if kwargs.get("dtype") is torch.float32 and func in narrow:
             kwargs["dtype"] = torch.float64
         if func is torch.Tensor.float:  # positions, too, which are whole numbers before they are turned
             return args[0].double()
@@ -444,9 +445,11 @@ def test_the_model_is_untouched():
     assert model.generation_config.to_dict() == settings
 
 
+_DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
 def test_positions_that_depend_on_the_length_are_not_mixed():
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    ex = clearhead.load(made("llama", rope_parameters=rope, max_position_embeddings=8), WORDS)
+    ex = clearhead.load(made("llama", rope_parameters=_DYNAMIC, max_position_embeddings=8), WORDS)
     assert ex.subject.words.positions == 16, "such positions are stretched"
     assert ex.subject.together(ex.subject.samples(PROMPTS[0], How())) == 1
     ids, count = torch.arange(5, 17), 4
@@ -458,6 +461,32 @@ def test_positions_that_depend_on_the_length_are_not_mixed():
 
 
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0, 5.0, 6.0, 7.0]}
+_BY_LAYER = {"full_attention": _DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "size"),
+    [
+        ("llama", _DYNAMIC, 8),
+        ("llama", {**_LONG, "original_max_position_embeddings": 8}, 70),
+        ("gemma3", _BY_LAYER, 8),
+    ],
+)
+def test_a_longer_input_before_changes_nothing(family, rope, size):
+    """A dynamic RoPE keeps the frequencies of the longest input so far: the model answers otherwise from then on.
+
+    transformers 5.0 forgets only that it has them: it makes them anew for whatever is longer than its positions."""
+    layers = {"layer_types": ["sliding_attention", "full_attention", "full_attention"]} if family == "gemma3" else {}
+    model = made(family, rope_parameters=rope, max_position_embeddings=size, **layers)
+    ex, given = clearhead.load(model, WORDS), {"input_ids": torch.arange(5, 13)[None]}
+    methods = ["generic", "integrated-gradients", "occlusion"]
+    before, first = snapshot.of_model(model), ex.explain(given, methods, target=3)
+    ex.explain({"input_ids": torch.arange(5, 17)[None]}, methods, Generated(), max_new_tokens=3)
+    for method, again in ex.explain(given, methods, target=3).items():
+        assert np.array_equal(again.scores, first[method].scores) and again.target == first[method].target
+    assert not snapshot.changes(before, snapshot.of_model(model))
+    with torch.no_grad():
+        assert float(model(**given).logits[0, -1, 3]) == pytest.approx(first["generic"].target["value"], rel=1e-5)
 
 
 @pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification"])

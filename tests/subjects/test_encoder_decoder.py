@@ -53,10 +53,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 SOURCES = ["I like the movie", "She hates the book because it is long", "So"]
 ANSWERS = ["and the book", "a film", "boring!"]
 STREAMS = ("source", "prefix")
+#: How near two ways must be: before T5 used the attention interface, it computed its softmax in float32.
+NEAR = dict.fromkeys(FAMILIES, 1e-9) | {name: 1e-5 for name in models.NOT_YET if name in FAMILIES}
 
 
 def made(family: str) -> Any:
-    models.skip_if_not_yet(family)
     name, settings = FAMILIES[family]
     cls = getattr(transformers, name)
     torch.manual_seed(7)
@@ -213,7 +214,7 @@ def test_every_word_is_what_a_slow_pass_of_its_own_says(family):
                     part = results[method][i][stream]
                     row, size = part.matrix[step], np.abs(part.matrix).max()
                     length = len(expected[stream])
-                    assert np.abs(row[:length] - expected[stream]).max() <= 1e-9 * size, (method, stream, step)
+                    assert np.abs(row[:length] - expected[stream]).max() <= NEAR[family] * size, (method, stream, step)
                     assert not row[length:].any(), "words that come later have no say"
 
 
@@ -237,7 +238,7 @@ def test_padding_does_not_change_the_models_own_logits(family):
         together = ex.subject.model(**ex.subject.collate(samples)).logits
         for i, sample in enumerate(samples):
             alone = ex.subject.model(**ex.subject.collate([sample])).logits[0]
-            assert (together[i, : len(alone)] - alone).abs().max() <= 1e-9 * alone.abs().max()
+            assert (together[i, : len(alone)] - alone).abs().max() <= NEAR[family] * alone.abs().max()
 
 
 def _how(answer: str) -> How:
@@ -256,7 +257,7 @@ def test_batched_is_single_for_every_method(family):
             for stream in STREAMS:
                 one, two = e[stream], other[stream]
                 assert one.tokens == two.tokens
-                assert np.abs(one.matrix - two.matrix).max() <= 1e-9 * np.abs(one.matrix).max(), method
+                assert np.abs(one.matrix - two.matrix).max() <= NEAR[family] * np.abs(one.matrix).max(), method
 
 
 def test_padded_inputs_are_unpadded_ones():

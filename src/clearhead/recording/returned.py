@@ -49,6 +49,7 @@ class _Ear:
         names = list(inspect.signature(module.forward).parameters)
         self.place = names.index("output_attentions") if "output_attentions" in names else None
         self.before = 0
+        self.asked = False  # by this ear, and not by the caller
 
     def ask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.listener.listening:
@@ -56,7 +57,9 @@ class _Ear:
         self.before = self.listener.heard[id(module)]
         if self.place is None:
             return None
-        if len(args) > self.place:
+        by_place = len(args) > self.place
+        self.asked = not (args[self.place] if by_place else kwargs.get("output_attentions"))
+        if by_place:
             return (*args[: self.place], True, *args[self.place + 1 :]), kwargs
         return args, {**kwargs, "output_attentions": True}
 
@@ -67,6 +70,11 @@ class _Ear:
         maps = [part for part in output[1:] if isinstance(part, Tensor) and _fits(part, output[0])]
         if not maps:
             return None
+        if self.asked and len(maps) > 1 and output[-1] is maps[-1]:
+            # T5 in transformers 5.0 also returns its position bias, which looks like a map, and, when asked, its
+            # attention after it. Its stack counts what comes back by what it asked for: it gets no more than that.
+            self.listener.hear(module, maps[-1])
+            return self.listener.passed_on(output[:-1])
         self.listener.hear(module, maps[0])
         return self.listener.passed_on(output) if self.listener.silent else None
 

@@ -1,7 +1,7 @@
 """Whatever touches a user's model while it is recorded, as context managers that put everything back."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -92,6 +92,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         with (
             torch.autocast(next((kind for kind in kinds if kind != "meta"), "cpu"), enabled=False),
             torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: they are not the user's
+            hooks(_forgetful_positions(model)),
         ):
             yield
     finally:
@@ -101,6 +102,35 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             module.training = True
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def _forgetful_positions(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+    """Hooks that put rotary positions back after each call, where their frequencies depend on the length.
+
+    transformers keeps a dynamic RoPE's frequencies of the longest input so far. So a pass of ours would change what the
+    user's model answers from then on, and an explanation would depend on what was explained before it.
+    """
+    counting = [module for module in model.modules() if _counts_by_length(getattr(module, "rope_type", None))]
+    return [module.register_forward_hook(_put_back(module), always_call=True) for module in counting]
+
+
+def _put_back(module: nn.Module) -> Callable[..., None]:
+    """A hook that gives the module the attributes and buffers that it has now."""
+    tables = (vars(module), module._buffers)
+    known = [(table, {name: part for name, part in table.items() if not name.startswith("_")}) for table in tables]
+
+    def hook(*_: Any) -> None:
+        for table, before in known:
+            for name in [name for name in table if name not in before and not name.startswith("_")]:
+                del table[name]
+            table.update(before)
+
+    return hook
+
+
+def _counts_by_length(rope_type: Any) -> bool:
+    kinds = rope_type.values() if isinstance(rope_type, Mapping) else [rope_type]  # kinds of layers may have their own
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ class Subject(ABC):
     compiled: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        config, takes = self.model.config, getattr(base_model(self.model), "main_input_name", self.leaf)
+        config, takes = self.model.config, self.main_input()
         if takes != self.leaf:
             name = type(base_model(self.model)).__name__
             raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
@@ -144,6 +144,10 @@ class Subject(ABC):
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
+
+    def main_input(self) -> str:
+        """What the model says that it takes."""
+        return str(getattr(base_model(self.model), "main_input_name", self.leaf))
 
     @abstractmethod
     def default_readout(self) -> Readout | None:

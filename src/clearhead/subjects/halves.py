@@ -35,6 +35,10 @@ class Half(Subject):
 
     passed: frozenset[str] | None = None
 
+    def main_input(self) -> str:
+        # In transformers 5.0 SigLIP's tower for pictures says that it takes words, and CLIP's say nothing.
+        return self.leaf
+
     def accepts(self, argument: str) -> bool:
         return super().accepts(argument) and (self.passed is None or argument in self.passed)
 

@@ -1,6 +1,7 @@
 """Image–text decoders: one sequence of words in which placeholder tokens stand for the patches of a picture."""
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -351,12 +352,12 @@ class ImageTextDecoder(Decoder):
         """Qwen-VL's positions, as it would compute them itself, and remember."""
         if not isinstance(self.layout, Rows):
             return {}
-        types = (batch["input_ids"] == self.image).int()
         inner: Any = base_model(self.model).model
-        grids, mask = batch["image_grid_thw"], batch["attention_mask"]
-        found, _ = inner.get_rope_index(
-            batch["input_ids"], mm_token_type_ids=types, image_grid_thw=grids, attention_mask=mask
-        )
+        given = {"image_grid_thw": batch["image_grid_thw"], "attention_mask": batch["attention_mask"]}
+        if "mm_token_type_ids" in inspect.signature(inner.get_rope_index).parameters:
+            # transformers 5.0 looks for pictures by itself, where the marks of their start are
+            given["mm_token_type_ids"] = (batch["input_ids"] == self.image).int()
+        found, _ = inner.get_rope_index(batch["input_ids"], **given)
         return {"position_ids": found}
 
     def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:

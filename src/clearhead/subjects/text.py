@@ -41,7 +41,7 @@ class TextSubject(Subject):
             if getattr(config, "model_type", "") == kind:
                 raise Refusal(f"{name} cannot be explained: {why}")
         try:
-            self.embeddings: Any = base_model(self.model).get_input_embeddings()  # type: ignore[operator]
+            self.embeddings: Any = _embeddings(base_model(self.model))
         except NotImplementedError:
             self.embeddings = None
         if getattr(getattr(self.embeddings, "weight", None), "ndim", 0) != 2:
@@ -209,6 +209,12 @@ _REFUSED = {
     "yoso": "its attention is sampled, so no map of it covers the text",
     "nystromformer": "its attention is approximated through landmarks, so no map of it covers the text",
 }
+
+
+def _embeddings(model: Any) -> Any:
+    if not hasattr(model, "get_input_embeddings"):  # transformers 5.0: the text towers of CLIP and its kin
+        return model.embeddings.token_embedding
+    return model.get_input_embeddings()
 
 
 def _kind(raw: Any) -> str:
