@@ -51,19 +51,21 @@ def streams(
 ) -> Tiles | None:
     """How passes over these samples stream, if they do; `tried` is what the recorder was tested on.
 
-    A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for.
+    A model whose attention cannot be had in tiles keeps its maps, unless streaming was asked for: by name, or by layers
+    that are to be computed again, which are a streaming pass's.
     """
     length, fastest = longest(samples), _kernel(recorder, tried, kernel)
     sums = fastest is not None and all(map(_streams, methods))
     many = sums and (length > SUMS_FROM or length * len(samples) >= SUMS_FROM_TOGETHER)
-    if kernel == "materialised" or (kernel is None and length <= LIMIT and not many):
+    asked = kernel is not None or bool(checkpoint)
+    if kernel == "materialised" or (not asked and length <= LIMIT and not many):
         return None
     twice = length >= CHECKPOINT_FROM if checkpoint is None else checkpoint
     tiles = Tiles(rows=recorder.tile_rows, kernel=fastest, checkpoint=twice)
     try:
         recorder.test_streaming(tried.batch, tried.leaves, tiles.kernel)
     except Refusal:
-        if kernel is not None:
+        if asked:
             raise
         return None
     return tiles

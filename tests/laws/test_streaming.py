@@ -133,6 +133,15 @@ def test_what_cannot_stream_says_so():
         ex.explain("So boring!", kernel="flash")
 
 
+def test_layers_computed_again_are_a_streaming_pass():
+    """Who asks for them gets them, also where whole maps would be chosen, or hears why not."""
+    found = models.explainer("bert/classify").explain("So boring!", ["generic", "flow"], checkpoint=True)
+    assert found["generic"].certificate["kernel"] == "streaming: torch tiles, layers computed twice"
+    assert found["flow"].certificate["kernel"] == "materialised"  # it needs whole maps
+    with pytest.raises(Refusal, match="ignores transformers' attention interface"):
+        models.explainer("deberta/classify").explain("So boring!", checkpoint=True)
+
+
 def test_the_kernel_follows_the_length(monkeypatch):
     monkeypatch.setattr("clearhead.kernels.LIMIT", 8)
     ex = models.explainer("bert/classify")

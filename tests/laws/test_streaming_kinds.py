@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import clearhead
 from clearhead import Generated, Refusal
-from tests import models
+from tests import dual_models, models
 from tests.laws import cases
 from tests.laws.test_streaming import STREAMING, whole
 from tests.subjects import test_decoder as decoders
@@ -34,7 +35,7 @@ def decoder(family: str, **more: Any) -> clearhead.Explainer:
     return clearhead.load(cls(cls.config_class(**{**settings, **more})).eval(), decoders.WORDS)
 
 
-def compared(ex: clearhead.Explainer, raws: list[str], methods: list[Any], **how: Any) -> None:
+def compared(ex: clearhead.Explainer, raws: Any, methods: list[Any], **how: Any) -> None:
     """The same from tiles of five and of eight rows, and from whole maps; padded, since the inputs are not as long."""
     expected = ex.explain(raws, method=methods, kernel="materialised", **how)
     for rows in (5, 8):
@@ -55,8 +56,37 @@ def streams(e: Any) -> list[Any]:
 @pytest.mark.parametrize("family", KINDS)
 def test_decoders(family: str) -> None:
     ex = decoder(family)
-    methods = [method for method in cases.with_few(STREAMING) if not whole(method)]
-    compared(ex, decoders.PROMPTS, methods, answer=decoders.ANSWERS, target=Generated(1))
+    compared(ex, decoders.PROMPTS, streaming(), answer=decoders.ANSWERS, target=Generated(1))
+
+
+def streaming() -> list[clearhead.Method]:
+    return [method for method in cases.with_few(STREAMING) if not whole(method)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_packed_inputs(family: str) -> None:
+    """Two texts in a row, told apart by their positions: no mask in a few words says that."""
+    ids = torch.arange(28).reshape(2, 14) * 7 % 37 + 5
+    places = torch.tensor([[*range(6), *range(8)], [*range(9), *range(5)]])
+    compared(decoder(family), {"input_ids": ids, "position_ids": places}, streaming(), target=7)
+
+
+def test_position_bias_in_one_stream() -> None:
+    models.skip_if_not_yet("t5")
+    shape = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.T5Config(**shape, pad_token_id=0, num_labels=3, tie_word_embeddings=False)
+    ex = clearhead.load(transformers.T5ForTokenClassification(config).eval())
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 8:] = 0
+    ids = torch.arange(24).reshape(2, 12) * 7 % 50 + 5
+    compared(ex, {"input_ids": ids, "attention_mask": mask}, streaming())
+
+
+def test_streams_side_by_side() -> None:
+    """Each looks at itself alone: the backward pass comes to the calls of one before it is through with the other."""
+    ex = dual_models.explainer("clip")
+    compared(ex, None, streaming(), text=dual_models.TEXTS, image=dual_models.pictures())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-oss"])

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.recording.tape import Ask
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.streaming import Streamed
+from clearhead.recording.tape import Ask, Call
+from clearhead.recording.tiles import Tiles
 from tests import models
+from tests.recording import test_streaming as streaming
 
 SUBJECTS = ["bert/classify", "roberta/mask", "deberta/classify", "vit/image"]
 #: Far less wild than the tests' usual weights: what half precision does to those says nothing about recording.
@@ -51,3 +55,53 @@ def test_scores_are_near_those_of_float32(subject, dtype, within):
             assert one.scores.dtype == np.float32
             gap = np.abs(one.scores - other.scores).max() / np.abs(other.scores).max()
             assert 0 < gap <= within, f"{method}: {gap:.3f}"
+
+
+def in_format(part, dtype):
+    return part.to(dtype) if isinstance(part, torch.Tensor) and part.is_floating_point() else part
+
+
+def folded(call, parts, slope, dtype):
+    """Every sum that methods fold from the tiles of a call, by pushed rows and without; its gradients; its output."""
+    more = {name: in_format(part, dtype) for name, part in call.more.items()}
+    mask = in_format(call.mask, dtype)
+    own = Streamed(call.eager, call.forward, call.module, mask, call.causal, more, Tiles(rows=4))
+    output = own.attend(*(part.to(dtype) for part in parts))
+    batch, _, queries, _ = own.outline.shape
+    rows = torch.linspace(0.1, 1, queries).expand(batch, 1, queries)
+    sums = {}
+
+    def fold(tile, attention, gradient):
+        made = Call(0, "", attention=attention, attention_gradient=gradient)
+        for of in ("positive", "product", "attention"):
+            for pushed in (None, rows.to(attention.dtype)):
+                part = Reduce(of, pushed).of_tile(made, tile, queries)
+                key = (of, pushed is None)
+                sums[key] = sums.get(key, 0) + part
+
+    gradients = own.sweep(slope.to(dtype), fold, backward=True)
+    return list(sums.values()), [output, *gradients]
+
+
+@pytest.mark.parametrize(("name", "own"), streaming.CASES)
+def test_tiles_of_every_kind_against_float64(name, own, monkeypatch):
+    """Attention of every kind on the same bfloat16 numbers: sums are float32's, all else is bfloat16's."""
+    calls, attend = [], Streamed.attend
+
+    def listen(call, *parts):
+        calls.append((call, [part.detach().bfloat16() for part in parts]))
+        return attend(call, *parts)
+
+    monkeypatch.setattr(Streamed, "attend", listen)
+    streaming.streamed(name, own, torch.float64, rows=4)
+    for call, parts in calls[-2:]:
+        query, _, value = parts
+        slope = torch.randn(len(query), query.shape[2], query.shape[1], value.shape[3]).bfloat16()
+        call.more = {name: in_format(part, torch.bfloat16) for name, part in call.more.items()}
+        (sums, others), (exact_sums, exact) = (
+            folded(call, parts, slope, dtype) for dtype in (torch.bfloat16, torch.float64)
+        )
+        for found, expected, within in ((sums, exact_sums, 1e-5), (others, exact, 1e-2)):
+            for one, other in zip(found, expected, strict=True):
+                assert one.dtype == (torch.float32 if found is sums else torch.bfloat16)
+                assert (one - other).abs().max() <= within * other.abs().max()

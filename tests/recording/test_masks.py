@@ -31,6 +31,8 @@ def functions() -> dict[str, Any]:
         "both ways": (transformers_masks.bidirectional_mask_function, None),
         "window": (transformers_masks.sliding_window_causal_mask_function(4), 4),
         "window that is never left": (transformers_masks.sliding_window_causal_mask_function(40), 40),
+        "window both ways": (transformers_masks.sliding_window_bidirectional_mask_function(3), 3),
+        "window both ways, its size the first that is hidden": (_nearer_than(3), 3),
         "chunks": (transformers_masks.chunked_causal_mask_function(4, torch.tensor([0, 3])), 4),
         "packed": (
             transformers_masks.and_masks(causal, transformers_masks.packed_sequence_mask_function(PACKED)),
@@ -40,8 +42,19 @@ def functions() -> dict[str, Any]:
     }
 
 
-FEW_WORDS = {"causal": (True, None), "both ways": (False, None), "window": (True, 4)}
-FEW_WORDS["window that is never left"] = (True, None)
+def _nearer_than(size: int) -> Any:
+    return lambda batch, head, query, key: (query - key).abs() < size
+
+
+#: How many keys a query sees before its own place and after it.
+FEW_WORDS = {
+    "causal": (None, 0),
+    "both ways": (None, None),
+    "window": (3, 0),
+    "window that is never left": (None, 0),
+    "window both ways": (3, 3),
+    "window both ways, its size the first that is hidden": (2, 2),
+}
 
 
 def asked(name: str, padded: bool) -> dict[str, Any]:
@@ -69,7 +82,7 @@ def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyP
     if name not in FEW_WORDS:
         assert found.facts is None
         return
-    assert found.facts is not None and (found.facts.causal, found.facts.window) == FEW_WORDS[name]
+    assert found.facts is not None and (found.facts.before, found.facts.after) == FEW_WORDS[name]
     assert (found.facts.padding is not None) == padded
     every = slice(0, LENGTH)
     assert torch.equal(found.facts.cells(every, every, found.device).expand_as(expected), expected)
@@ -151,7 +164,14 @@ def _is_tensor(part: Any) -> bool:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
-    ("name", "own"), [("sliding window", "sdpa"), ("sliding window", "eager"), ("soft cap", "eager")]
+    ("name", "own"),
+    [
+        ("sliding window", "sdpa"),
+        ("sliding window", "eager"),
+        ("soft cap", "eager"),
+        ("window both ways", "sdpa"),
+        ("window both ways", "eager"),
+    ],
 )
 def test_no_pass_makes_a_mask_of_all_cells(name: str, own: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     length = 240

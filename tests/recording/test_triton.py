@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests import models
+
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -101,7 +103,7 @@ def maps(call):
     _, _, queries, keys = scores.shape
     for i in range(queries):
         for j in range(keys):
-            last = i + keys - queries
+            last = i + keys - queries + call.ahead
             if (call.causal and j > last) or (call.window is not None and j <= last - call.window):
                 scores[:, :, i, j] = -torch.inf
     if call.mask is not None and call.mask.dtype == torch.bool:
@@ -121,6 +123,10 @@ CALLS = {
     "causal, half precision, odd width": lambda: made(causal=True, width=24, dtype=torch.float16),
     "causal, more keys than queries": lambda: made(queries=18, keys=37, causal=True),
     "window": lambda: made(queries=37, keys=37, causal=True, window=6),
+    "window both ways": lambda: made(queries=37, keys=37, causal=True, window=9, ahead=4),
+    "window both ways, wider than a block, padded": lambda: made(
+        queries=53, keys=53, causal=True, window=39, ahead=19, mask=padding(53)
+    ),
     "padded": lambda: made(mask=padding(21)),
     "causal, padded": lambda: made(causal=True, mask=padding(21)),
     "position bias": lambda: made(queries=9, keys=21, mask=torch.randn(1, 2, 9, 21, device=DEVICE)),
@@ -191,6 +197,17 @@ def windows():
     return MistralForCausalLM(config).eval().to(DEVICE)
 
 
+def windows_both_ways():
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    models.skip_if_not_yet("modernbert")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    tokens = {f"{name}_token_id": 1 for name in ("cls", "sep", "bos", "eos")} | {"pad_token_id": 0}
+    config = ModernBertConfig(**shape, **tokens, vocab_size=40, local_attention=8, global_attn_every_n_layers=2)
+    return ModernBertForSequenceClassification(config).eval().to(DEVICE)
+
+
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -201,22 +218,23 @@ def bert():
 
 @here
 @pytest.mark.gpu
-def test_windows_are_walked_along(monkeypatch):
-    """The kernels are told how far a query looks back, in the place of a mask."""
+@pytest.mark.parametrize(("model", "ahead", "window"), [(windows, 0, 6), (windows_both_ways, 4, 9)])
+def test_windows_are_walked_along(model, ahead, window, monkeypatch):
+    """The kernels are told how far a query looks back and ahead, in the place of a mask."""
     import clearhead
     from clearhead.recording import triton_kernel
 
     told = []
     real = triton_kernel.Rebuilt
     monkeypatch.setattr(triton_kernel, "Rebuilt", lambda *args, **how: told.append(how) or real(*args, **how))
-    clearhead.load(windows()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
-    assert told[-1] == {"causal": True, "window": 6, "mask": None}
+    clearhead.load(model()).explain({"input_ids": torch.randint(5, 40, (1, 19)).to(DEVICE)}, kernel="triton")
+    assert {"causal": True, "ahead": ahead, "window": window, "mask": None} in told
 
 
 @here
 @pytest.mark.gpu
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("model", [decoder, bert, windows])
+@pytest.mark.parametrize("model", [decoder, bert, windows, windows_both_ways])
 def test_explanations_are_those_of_whole_maps(model, padded):
     """Batched and padded, one row and several, sums over queries and over keys, layers computed twice."""
     import clearhead

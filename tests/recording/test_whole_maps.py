@@ -3,11 +3,19 @@
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+)
 
 import clearhead
 from clearhead.recording import interface
 from clearhead.recording.whole_maps import Memory, attend
+from tests import models
 
 METHODS = ["generic", "grad-sam", "attention", "rollout", "cat", "attcat", "attention-gradcam", "saliency", "tam"]
 
@@ -68,6 +76,15 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(**shape, **more))
 
 
+def modernbert():
+    """Its attention is told, too, whether flash attention is to be deterministic."""
+    models.skip_if_not_yet("modernbert")
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    tokens = {f"{name}_token_id": 1 for name in ("cls", "sep", "bos", "eos")} | {"pad_token_id": 0}
+    more = {"local_attention": 8, "global_attn_every_n_layers": 2, "vocab_size": 40, "initializer_range": 0.3}
+    return ModernBertForSequenceClassification(ModernBertConfig(**shape, **tokens, **more))
+
+
 def given():
     ids = torch.randint(5, 40, (3, 23))
     mask = torch.ones_like(ids)
@@ -88,7 +105,7 @@ def counted(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("model", [bert, llama])
+@pytest.mark.parametrize("model", [bert, llama, modernbert])
 def test_explanations_are_those_of_eager_attention(model, counted, monkeypatch):
     """Batched, padded, in tiles that a cache would hold: every method that folds maps."""
     monkeypatch.setattr("clearhead.plan.CACHED", 600)

@@ -29,28 +29,33 @@ _OUTLINE = (
 class Facts:
     """A mask in a few words.
 
-    padding: the keys that are seen at all (None: every one). causal: those after a query are not. window: so many are,
-    the query's own place included; None for all
+    padding: the keys that are seen at all (None: every one). before, after: how many a query sees before its own place
+    and after it; None for all
     """
 
     padding: Bool[Tensor, "batch 1 1 key"] | None
-    causal: bool
-    window: int | None
+    before: int | None
+    after: int | None
+
+    @property
+    def alike(self) -> bool:
+        """Whether every query sees the same keys."""
+        return self.before is None and self.after is None
 
     def cells(self, rows: slice, keys: slice, device: torch.device) -> Bool[Tensor, "#batch 1 #query key"]:
         at, there = (torch.arange(part.start, part.stop, device=device) for part in (rows, keys))
         at = at[:, None]
         seen = torch.ones_like(there, dtype=torch.bool) if self.padding is None else self.padding[..., keys]
-        if self.causal:
-            seen = seen & (there <= at)
-        if self.window is not None:
-            seen = seen & (there > at - self.window)
+        if self.after is not None:
+            seen = seen & (there <= at + self.after)
+        if self.before is not None:
+            seen = seen & (there >= at - self.before)
         return seen
 
     def span(self, rows: slice, count: int) -> slice:
         """No query of these sees a key outside."""
-        first = 0 if self.window is None else max(0, rows.start - self.window + 1)
-        return slice(first, rows.stop if self.causal else count)
+        first = 0 if self.before is None else max(0, rows.start - self.before)
+        return slice(first, count if self.after is None else min(count, rows.stop + self.after))
 
 
 class Described(Tensor):
@@ -112,16 +117,24 @@ class Described(Tensor):
         if padding is not None and padding.shape != (batch, keys):
             return None
         padding = None if padding is None or padding.all() else padding[:, None, None].bool().to(self.device)
-        return next((one for one in self._guesses(padding, queries == keys) if self._is(one)), None)
+        guesses = (Facts(padding, before, after) for before, after in self._guesses(queries == keys))
+        return next((one for one in guesses if self._is(one)), None)
 
-    def _guesses(self, padding: Tensor | None, square: bool) -> list[Facts]:
-        windows = dict.fromkeys((None, self.named.get("local_size")))
-        return [Facts(padding, False, None), *(Facts(padding, True, window) for window in windows if square)]
+    def _guesses(self, square: bool) -> list[tuple[int | None, int | None]]:
+        """How many keys each query may see before its own place and after it; a wrong guess is soon found out."""
+        size, everything = self.named.get("local_size"), (None, None)
+        if not square:
+            return [everything]
+        # a causal window counts the query's own place, one both ways does (Gemma's) or does not (ModernBERT's)
+        windows = [] if size is None else [(size - 1, 0), (size, size), (size - 1, size - 1)]
+        return [everything, (None, 0), *windows]
 
     def _is(self, facts: Facts) -> bool:
         batch, _, queries, count = self.shape
         keys, size = slice(0, count), max(1, CELLS // (batch * count))
-        tiles = (slice(start, min(start + size, queries)) for start in range(0, queries, size))
+        # a wrong guess differs in the middle, where there is something before a query and something after it
+        middle = slice(queries // 2, queries // 2 + 1)
+        tiles = (middle, *(slice(start, min(start + size, queries)) for start in range(0, queries, size)))
         made = self._made if batch * queries * count > CELLS else self.cells
         return all(bool((made(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
 

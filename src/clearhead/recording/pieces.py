@@ -65,5 +65,5 @@ def _spans(call: "Streamed") -> list[tuple[slice, slice]]:
 
 
 def _alike(mask: Described) -> bool:
-    """Whether every query sees the same keys, so that one row says it all."""
-    return mask.facts is not None and not mask.facts.causal
+    """Whether one row says it all."""
+    return mask.facts is not None and mask.facts.alike

@@ -22,9 +22,8 @@ from clearhead.recording.masks import Described
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.triton_sums import WIDEST, Rebuilt, proven
+from clearhead.recording.whole_maps import KNOWN
 
-#: What a model says about a call beside its mask, and this kernel knows, or need not know.
-KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
@@ -88,7 +87,10 @@ def _seen(call: Streamed) -> dict[str, Any]:
     facts = call.mask.facts
     if facts is None:
         return {"mask": call.mask.whole}
-    return {"causal": facts.causal, "window": facts.window, "mask": facts.padding}
+    if facts.after is None:
+        return {"mask": facts.padding}
+    window = None if facts.before is None else facts.before + 1 + facts.after
+    return {"causal": True, "ahead": facts.after, "window": window, "mask": facts.padding}
 
 
 def _backend(call: Streamed) -> SDPBackend | None:

@@ -36,7 +36,7 @@ class Rebuilt:
 
     gradient: ∂y/∂output. lse: of the scores, mask included. mask: seen (bool) or added to the scores, cell by cell.
     Causal and window need no mask: a query at i sees keys from i + offset − window + 1 to i + offset, where offset is
-    keys − queries.
+    keys − queries, and so many more as a query sees ahead of its own place.
     """
 
     query: Float[Tensor, "batch head query width"]
@@ -47,6 +47,7 @@ class Rebuilt:
     scale: float
     causal: bool = False
     window: int | None = None
+    ahead: int = 0
     mask: Tensor | None = None
     blocks: Blocks | None = field(default=None, compare=False)
 
@@ -168,7 +169,7 @@ class Rebuilt:
         _, heads, queries, keys = self.shape
         scale = self.scale * kernels.LOG2E.value
         group = heads // self.key.shape[1]
-        return heads, group, queries, keys, keys - queries, self.window or 0, scale, self.query.shape[3]
+        return heads, group, queries, keys, keys - queries + self.ahead, self.window or 0, scale, self.query.shape[3]
 
     def _widths(self, value: Tensor) -> dict[str, int]:
         width, value_width = self.query.shape[3], value.shape[3]

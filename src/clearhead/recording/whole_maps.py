@@ -17,6 +17,7 @@ from torch import Tensor
 
 #: What a model may say about a call beside its mask: torch's own kernel heeds the first, and need not know the others.
 KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
+KNOWN |= {"deterministic", "output_attentions"}
 
 
 @dataclass
