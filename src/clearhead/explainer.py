@@ -1,12 +1,12 @@
 """The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from clearhead.applying import Applies, Applying
 from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
@@ -30,19 +30,6 @@ MethodLike = str | Method
 TOGETHER = 2**29
 #: How many units the targets of a streaming pass may have together.
 UNITS = 2**16
-
-
-@dataclass(frozen=True)
-class Applies:
-    """One line of `Explainer.methods()`: a method, what it costs, and why not, if not."""
-
-    name: str
-    family: str
-    cost: str
-    applies: bool
-    why_not: str = ""
-    #: What to know before using it.
-    note: str = ""
 
 
 class Explainer:
@@ -198,14 +185,15 @@ class Explainer:
             raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
         return Plan(self.subject, samples, targets)
 
-    def methods(self) -> list[Applies]:
-        """Every registered method: whether it applies to this model, what it costs, and why not."""
+    def methods(self) -> Applying:
+        """Every registered method: whether it applies to this model, what it costs, and why not; a list of lines that
+        shows itself as a table."""
         problem = None
         try:
             self._test(self.subject.samples(self.subject.example(), How()))
         except Refusal as refusal:
             problem = str(refusal)
-        lines = []
+        lines = Applying()
         for name in sorted(REGISTRY):
             declaration = REGISTRY[name].declaration
             why_not = problem or self._why_not(Method(name)) or ""
