@@ -183,6 +183,6 @@ def test_a_model_that_fails_under_rules_says_what_failed(method: str) -> None:
 
     with (
         hooks([made.bert.pooler.dense.register_forward_hook(full)]),
-        pytest.raises(Refusal, match="does not run under .*: RuntimeError: the store is full$"),
+        pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"),
     ):
         ex.explain(models.TEXTS[0], method)
