@@ -26,9 +26,11 @@ register_profile(
                 {"steps": 20, "layers": (3, None)}, scale="probability", finish=specials_dropped
             ),
         },
-        texts={
-            "beyond-intuition-head": Settings({"steps": 20, "layers": (-1, None), "of_predicted": True}),
-            "beyond-intuition-token": Settings({"steps": 20, "layers": (-1, None), "normed": True}),
+        kinds={
+            TEXTS: {
+                "beyond-intuition-head": Settings({"steps": 20, "layers": (-1, None), "of_predicted": True}),
+                "beyond-intuition-token": Settings({"steps": 20, "layers": (-1, None), "normed": True}),
+            }
         },
         padding=True,
     )
@@ -51,10 +53,12 @@ register_profile(
                 {"fusion": "separate-means", "layers": (3, None)}, scale="probability", finish=with_identity
             )
         },
-        texts={
-            "generic": Settings(
-                {"fusion": "separate-means", "layers": (-1, None)}, finish=identity_kept, predicted=True
-            )
+        kinds={
+            TEXTS: {
+                "generic": Settings(
+                    {"fusion": "separate-means", "layers": (-1, None)}, finish=identity_kept, predicted=True
+                )
+            }
         },
         padding=True,
     )
