@@ -12,7 +12,7 @@ from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.joint import AnyExplanation
 from clearhead.kernels import LIMIT, check_kernel, check_streams, longest, rows_reached, streams
-from clearhead.methods.base import ACROSS, REGISTRY, Method
+from clearhead.methods.base import ACROSS, REGISTRY, Method, methods_of
 from clearhead.passes import run, why_not
 from clearhead.passes.rules import trial
 from clearhead.plan import Plan, Reading
@@ -109,17 +109,15 @@ class Explainer:
         """
         check_kernel(kernel, checkpoint)
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
-        given = [method] if isinstance(method, str | Method) else list(method)
+        given = methods_of(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
-        methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
+        methods = [one.defaults(**options) for one in given]
         authors = profile_named(profile, self.subject)
         ignored = None
         if authors is not None:
             ignored = target if authors.ignored([method.name for method in methods], target) else None
             methods = [authors.applied(method) for method in methods]
             target, scale = authors.asked([method.name for method in methods], target, scale)
-        if not methods:
-            raise InputError("no method was given")
         _check_per(per, methods)
         padding = authors is not None and authors.padding
         how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens, padding)

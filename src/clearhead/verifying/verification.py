@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clearhead.batches import followed
 from clearhead.errors import InputError, Refusal
 from clearhead.explanation import plain
-from clearhead.methods.base import Method
+from clearhead.methods.base import Method, methods_of
 from clearhead.verifying.checks import CHECKS, Case, Check, NotHere, unmeasured
 from clearhead.verifying.inputs import inputs_for
 from clearhead.verifying.model_state import state_of
@@ -133,10 +133,7 @@ def _methods(given: "MethodLike | Sequence[MethodLike]", ex: "Explainer") -> lis
         if not found:
             raise Refusal(f"no method applies to {ex.subject.name}: {ex.methods()[0].why_not}")
         return [Method(name) for name in found]
-    several = [given] if isinstance(given, str | Method) else list(given)
-    if not several:
-        raise InputError("no method was given")
-    return list(dict.fromkeys(one if isinstance(one, Method) else Method(one) for one in several))
+    return list(dict.fromkeys(methods_of(given)))
 
 
 def _line(case: Case, check: Check) -> Line:
