@@ -159,6 +159,25 @@ def test_top_keeps_ties_in_order_and_leaves_special_units_out() -> None:
     assert [name for name, _ in marked.top(2, special=True)] == ["t1", "t3"]
 
 
+def test_units_without_a_score_take_nobody_elses() -> None:
+    """A profile that drops special tokens (NaN) leaves the words, sentences and regions of the others their scores."""
+    text = "[MASK] hates the book. It isn't good"
+    e = explainer("bert/mask").explain(text, "attcat", profile="gender_mlm")
+    kept = np.where(np.isnan(e.scores), 0, e.scores)
+    assert np.isnan(e.scores).sum() == 2
+    for merged in (e.words(), e.sentences(), e.words(absolute=True)):
+        assert [np.isnan(score) for score in merged.scores] == list(merged.units.special)
+        total = np.abs(kept).sum() if merged.provenance.get("absolute") else kept.sum()
+        assert np.nansum(merged.scores) == pytest.approx(total)
+    assert not np.isnan(e.words().per_layer[:, 1:-1]).any()
+    rows = explainer("bert/mask").explain(text, "attention", profile="gender_mlm", rows="all").words()
+    assert not np.isnan(rows.matrix[:, 1:-1]).any() and np.isnan(rows.matrix[:, 0]).all()
+    assert len(clearhead.aggregate([e]).rows) == len(set(e.words().units.names[1:-1]))
+    picture = explainer("vit/image").explain(inputs("vit/image")[0], "generic", profile="mm_vit")
+    regions = picture.regions((2, 2))
+    assert np.isnan(regions.scores[0]) and np.nansum(regions.scores) == pytest.approx(np.nansum(picture.scores))
+
+
 def test_words_add_up_and_rows_are_averaged() -> None:
     ex = explainer("bert/classify")
     e = ex.explain(TEXTS[1], "attention", rows="all", per="head")

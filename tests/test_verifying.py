@@ -213,10 +213,11 @@ def test_wrong_calls_say_what_to_do() -> None:
         clearhead.verify("generic", ex, profile="captum")
 
 
-def test_options_that_give_an_axiom_up_are_told_apart() -> None:
+def test_options_that_give_an_axiom_up_are_told_so() -> None:
     found = clearhead.verify(Method("lrp", rules="orig"), models.explainer("bert/classify"))
     row = line(found, "relevance is conserved: scores add up to one")
-    assert row.says == "cannot be asked" and "declared of the method's own settings" in row.why
+    assert row.says == "does not hold" and row.why.startswith("with these options; it is declared of the method's own")
+    assert row.measured > row.bound and found.failed == [row] and not found.ok
 
 
 def test_it_shows_itself() -> None:

@@ -1,18 +1,18 @@
 """The planner: the union of what methods ask for → the fewest passes → methods → explanations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from clearhead.applying import Applies, Applying
 from clearhead.batches import batches_of, followed
 from clearhead.budget import Budget, OverBudget, bytes_of
 from clearhead.errors import InputError, Refusal, unknown
 from clearhead.examined import Examined
 from clearhead.joint import AnyExplanation
 from clearhead.kernels import check_kernel, check_streams, streams
-from clearhead.methods.base import REGISTRY, Method
+from clearhead.methods.base import REGISTRY, Method, methods_of
 from clearhead.passes import run
 from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
@@ -29,19 +29,6 @@ MethodLike = str | Method
 TOGETHER = 2**29
 #: How many units the targets of a streaming pass may have together.
 UNITS = 2**16
-
-
-@dataclass(frozen=True)
-class Applies:
-    """One line of `Explainer.methods()`: a method, what it costs, and why not, if not."""
-
-    name: str
-    family: str
-    cost: str
-    applies: bool
-    why_not: str = ""
-    #: What to know before using it.
-    note: str = ""
 
 
 class Explainer:
@@ -121,17 +108,15 @@ class Explainer:
         """
         check_kernel(kernel, checkpoint)
         raws, single = self._normalised(inputs, text=text, image=image, audio=audio, regions=regions)
-        given = [method] if isinstance(method, str | Method) else list(method)
+        given = methods_of(method)
         options = {"layers": layers, "heads": heads, "rows": rows}
-        methods = [(one if isinstance(one, Method) else Method(one)).defaults(**options) for one in given]
+        methods = [one.defaults(**options) for one in given]
         authors = profile_named(profile, self.subject)
         ignored = None
         if authors is not None:
             ignored = target if authors.ignored([method.name for method in methods], target) else None
             methods = [authors.applied(method) for method in methods]
             target, scale = authors.asked([method.name for method in methods], target, scale)
-        if not methods:
-            raise InputError("no method was given")
         _check_per(per, methods)
         padding = authors is not None and authors.padding
         how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens, padding)
@@ -197,14 +182,15 @@ class Explainer:
             raise InputError("inputs with different numbers of targets have no tape in common: record them one by one")
         return Plan(self.subject, samples, targets)
 
-    def methods(self) -> list[Applies]:
-        """Every registered method: whether it applies to this model, what it costs, and why not."""
+    def methods(self) -> Applying:
+        """Every registered method: whether it applies to this model, what it costs, and why not; a list of lines that
+        shows itself as a table."""
         problem = None
         try:
             self.examined.test(self.subject.samples(self.subject.example(), How()))
         except Refusal as refusal:
             problem = str(refusal)
-        lines = []
+        lines = Applying()
         for name in sorted(REGISTRY):
             declaration = REGISTRY[name].declaration
             why_not = problem or self.examined.why_not(Method(name)) or ""

@@ -130,11 +130,11 @@ class Explanation(Shown):
         into = shares.astype(self.scores.dtype)
 
         def added(part: np.ndarray | None) -> Any:
-            return None if part is None else (np.abs(part) if absolute else part) @ into
+            return None if part is None else _summed(np.abs(part) if absolute else part, into)
 
         matrix = added(self.matrix)
         if matrix is not None and self.steps is None:  # the row of a word is the mean of its pieces' rows
-            matrix = (into / into.sum(0)).T @ matrix
+            matrix = _summed(matrix.T, into / into.sum(0)).T
         made = replace(
             self,
             units=units,
@@ -297,6 +297,15 @@ class Explanation(Shown):
 
 _ARRAYS = ("matrix", "per_layer", "per_head", "factors")
 _PLAIN = ("method", "target", "prediction", "base_value", "certificate", "provenance")
+
+
+def _summed(
+    scores: Float[np.ndarray, "*part unit"], shares: Float[np.ndarray, "unit larger"]
+) -> Float[np.ndarray, "*part larger"]:
+    """What larger units get; of a unit that has no score (NaN) nobody has one who holds any of it, and nobody else."""
+    missing = np.isnan(scores)
+    sums = np.where(missing, 0, scores) @ shares
+    return np.where(missing @ (shares != 0), np.nan, sums)
 
 
 def load(path: str | Path) -> Any:

@@ -54,7 +54,8 @@ class Plan:
         self.values: Float[Tensor, " batch"] = torch.empty(0)
         #: What holds while scores are made of the output, where the subject multiplies to make them.
         self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
-        #: Is shown the numbers that are explained, and the scores that they are made of, before anything goes back.
+        #: Is shown the numbers that are explained (target × sample), and the scores that they are made of, before
+        #: anything goes back.
         self.starting: Callable[[Tensor, Tensor], None] | None = None
 
     @property
@@ -105,7 +106,7 @@ class Plan:
         number = self._numbers(computed)
         made_of = self.scores if getattr(output, "logits", None) is None else output.logits
         if self.starting is not None and made_of is not None:
-            self.starting(number, made_of)
+            self.starting(number.unflatten(0, (self.steps, self.size)), made_of)
         self.values = self._narrow(number.detach())
         self.scores = None if self.scores is None else self._narrow(self.scores.detach())
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))

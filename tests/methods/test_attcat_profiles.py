@@ -148,6 +148,22 @@ def test_the_masked_word(text: str) -> None:
         assert twins.gap(found[name].per_layer[:, 1:-1], by_layer[:, 1:-1]) < 1e-10, name
 
 
+@pytest.mark.parametrize("text", ["[MASK] hates the book.", "I like the [MASK]."])
+def test_the_authors_weigh_by_what_a_masked_word_looks_at(text: str) -> None:
+    """The word is that of the text with all its tokens, as the class of a sentence is."""
+    ex = twins.explainer("bert/mask")
+    inputs = dict(ex.subject.processor(text, return_tensors="pt"))
+    place, last = twins.masked_position("bert/mask", inputs), inputs["input_ids"].shape[1] - 1
+    with torch.no_grad():
+        word = int(ex.subject.model(**inputs).logits[0, place].argmax())
+    seen = watch(ex.subject.model, hidden(inputs, [0, last]), lambda output: output.logits[0, place, word])
+    e = ex.explain(text, "attcat", profile="attcat_paper")
+    assert e.target["index"] == word
+    assert twins.gap(e.scores, attcat.shares(seen, np.eye(seen.units)[place], weights="row").sum((0, 1))) < 1e-10
+    received = ex.explain(text, Method("attcat", weights="received"), profile="attcat_paper")
+    assert twins.gap(received.scores, e.scores) > 0.01
+
+
 def test_hidden_words_say_something_else() -> None:
     """The profile is another explanation than the default, which leaves special tokens where they are."""
     text = "[MASK] hates the book."

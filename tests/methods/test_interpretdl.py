@@ -84,3 +84,22 @@ def test_on_texts(text: str) -> None:
     expected = generic.matrix(mine, [2], fusion="separate-means")[0]
     expected[0] += 1
     assert e.target["index"] != label and twins.gap(e.scores, expected) < 1e-9
+
+
+def test_padding_is_part_of_the_maps() -> None:
+    """Given padding stays: nobody looks at it, but maps' gradients have its columns, and heads are weighed by all."""
+    ex = twins.explainer("bert/classify")
+    given = twins.model_inputs("bert/classify", models.TEXTS[1])
+    padded = {name: torch.nn.functional.pad(part, (0, 5)) for name, part in given.items()}
+    mine = watch(ex.subject.model, padded, of(1, probability=False))
+    wished = head.feedback(Walker(ex.subject.model, padded, of(1, probability=False)))
+    predicted = int(mine.logits.argmax())
+    weighed = watch(ex.subject.model, padded, of(predicted, probability=False))
+    e = ex.explain(padded, HEAD, target=1, profile="idl_bt")
+    assert twins.gap(e.scores, replica.head_wise(weighed, wished, [2])[0]) < 1e-9
+    assert not e.scores[-5:].any()
+    short = ex.explain(given, HEAD, target=1, profile="idl_bt")
+    assert twins.gap(short.scores, e.scores[:-5]) > 1e-3, "their weights are others"
+    e = ex.explain(padded, TOKEN, target=1, profile="idl_bt")
+    assert twins.gap(e.scores, replica.token_wise_on_bert(ex.subject.model, mine, wished, [2])[0]) < 1e-9
+    assert len(ex.explain(padded, "generic", profile="idl_ga")) == mine.units

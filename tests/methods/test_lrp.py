@@ -9,6 +9,7 @@ import torch
 
 import clearhead
 from clearhead.errors import Refusal
+from clearhead.passes.rules import _something
 from clearhead.recording.scope import hooks
 from tests import joint_models, models
 from tests.methods import twins
@@ -78,6 +79,15 @@ def test_what_starts_with_a_sum_of_zero_beside_a_picture_is_refused() -> None:
         joint_models.explainer("lxmert").explain(
             **joint_models.inputs("lxmert")[0], method="lrp", target=clearhead.Contrast(0, 1)
         )
+
+
+def test_a_step_that_starts_with_a_sum_of_zero_hides_behind_no_other() -> None:
+    """Of several words of one answer, each by itself."""
+    logits = torch.randn(1, 3, 5, dtype=torch.float64, requires_grad=True)
+    whole = torch.stack([logits[:, 0, 2], logits[:, 1, 3]])
+    _something(whole, logits)
+    with pytest.raises(Refusal, match=r"what is explained \(of 3 targets, those at 2\) takes from"):
+        _something(torch.cat([whole, (logits[:, 2, 0] - logits[:, 2, 1])[None]]), logits)
 
 
 def test_neighbours_take_nothing() -> None:
@@ -155,6 +165,24 @@ def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
     with hooks([made.bert.pooler.dense.register_forward_hook(least)]):
         ex = clearhead.load((made, words))
         (line,) = (line for line in ex.methods() if line.name == "lrp")
-        assert not line.applies and "does not run in float64" in line.why_not
-        with pytest.raises(clearhead.Refusal, match=r"does not run in float64, as relevance propagation must: value"):
+        assert not line.applies and "passes are in float64" in line.why_not
+        said = r"does not run under relevance propagation, whose passes are in float64: RuntimeError: value"
+        with pytest.raises(clearhead.Refusal, match=said):
             ex.explain(models.TEXTS[0], "lrp")
+
+
+@pytest.mark.parametrize("method", ["lrp", "attn-lrp"])
+def test_a_model_that_fails_under_rules_says_what_failed(method: str) -> None:
+    """In its own words: the format need not be the cause."""
+    made, words = models.text_model("bert", dtype=torch.float64)
+    ex = clearhead.load((made, words))
+    ex.explain(models.TEXTS[0], "attention")  # the recorder's own test is done
+
+    def full(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("the store is full\nof something")
+
+    with (
+        hooks([made.bert.pooler.dense.register_forward_hook(full)]),
+        pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"),
+    ):
+        ex.explain(models.TEXTS[0], method)

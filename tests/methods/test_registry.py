@@ -191,3 +191,29 @@ def test_options_of_the_right_types() -> None:
     assert clearhead.Method("smoothgrad", noise=1).option("noise") == 1
     assert clearhead.Method("lime", width=None).option("width", "absent") is None
     assert clearhead.Method("gradient-shap", baselines=["zero", "mean"]).option("baselines") == ("zero", "mean")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("smoothgrad", {"samples": 0}, "samples=0 is not possible"),
+        ("gradient-shap", {"samples": 0}, "samples=0 is not possible"),
+        ("deeplift-shap", {"samples": 0}, "samples=0 is not possible"),
+        ("layer-conductance", {"steps": 0}, "steps=0 is not possible"),
+        ("integrated-gradients", {"baseline": "nothing"}, "baseline='nothing' is not known"),
+        ("integrated-gradients", {"step": 5}, "Accepted: baseline, captum, reduce, rule, steps$"),
+        ("attcat", {"weight": "row"}, "Accepted: absolute, heads, layers, weights$"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_what_was_given(name: str, options: dict, said: str) -> None:
+    """The message names the caller's own option and number, and accepts what the method has."""
+    with pytest.raises(clearhead.InputError, match=said):
+        twins.explainer("bert/classify").explain(twins.SENTENCES[0], clearhead.Method(name, **options))
+
+
+def test_what_is_no_method_is_refused() -> None:
+    ex = twins.explainer("bert/classify")
+    for wrong in (3, None, [3]):
+        with pytest.raises(clearhead.InputError, match="unknown method"):
+            ex.explain(twins.SENTENCES[0], wrong)

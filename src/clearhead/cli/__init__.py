@@ -222,6 +222,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
     What a method asks for is recorded in the pass. Signed scores can speak against the target.
     """
     from clearhead.methods import REGISTRY
+    from clearhead.show.methods import render
 
     applies = {} if model is None else {line.name: line for line in load(opt.Loading(model)).methods()}
     table: list[dict[str, Any]] = []
@@ -248,9 +249,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
         put.print_json({"schema": "clearhead/methods", "version": 1, "model": model, "methods": table})
         return
     columns = ["method", "family", "signed", "cost", "asks", "taxonomy", *(["applies"] if applies else [])]
-    put.print_table(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table])
-    for note in dict.fromkeys(line["note"] for line in table if line["note"]):
-        print(f"{', '.join(line['method'] for line in table if line['note'] == note)}: {note}")
+    put.console().print(render(columns, [{**line, "applies": line.get("why_not") or "yes"} for line in table]))
 
 
 @app.command(

@@ -66,22 +66,9 @@ def print_json(data: Any) -> None:
 
 
 def print_table(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from clearhead.show.tables import table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, style="bold" if number == 0 else None, no_wrap=number == 0)
-    for line in lines:
-        table.add_row(*(Text(_cell(line[column])) for column in columns))
-    console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)).replace("_", " ") or "nothing" if isinstance(value, list) else str(value)
+    console().print(table(columns, lines))
 
 
 def rounded(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -280,9 +280,9 @@ class Method:
     def __init__(self, name: str, **options: Any) -> None:
         if name not in REGISTRY:
             raise unknown("method", name, sorted(REGISTRY))
-        accepted = {*self.option_names(name), *SHARED}
+        accepted = {*self.option_names(name), *REGISTRY[name].declaration.has}
         for option in options:
-            if option not in accepted:
+            if option not in accepted and option not in SHARED:
                 raise unknown(f"option of {name}", option, sorted(accepted))
         given = {key: value for key, value in options.items() if value is not None or key not in SHARED}
         for key in given:
@@ -324,6 +324,21 @@ class Method:
     def __str__(self) -> str:
         inside = ", ".join(f"{key}={value!r}" for key, value in self.options)
         return f"{self.name}({inside})" if inside else self.name
+
+
+def methods_of(given: Any) -> list[Method]:
+    """A method or several, by name or with arguments of their own.
+
+    >>> [str(method) for method in methods_of(["generic", Method("tam", steps=5)])]
+    ['generic', 'tam(steps=5)']
+    """
+    try:
+        several = [given] if isinstance(given, str | Method) else list(given)
+    except TypeError:
+        raise unknown("method", given, sorted(REGISTRY)) from None
+    if not several:
+        raise InputError("no method was given")
+    return [one if isinstance(one, Method) else Method(one) for one in several]
 
 
 def layer_range(layers: Layers | tuple[float | None, float | None] | None, count: int) -> range:

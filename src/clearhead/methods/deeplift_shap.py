@@ -47,7 +47,7 @@ class DeepLiftShap(ReferenceFold):
         return self.reduce == "sum"
 
     def begin(self) -> None:
-        counted(self.samples)
+        counted(self.samples, name="samples")
         self.among = named(self.baselines, self.examples)
         self.products: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []

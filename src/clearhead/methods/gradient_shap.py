@@ -45,7 +45,7 @@ class GradientShap(PathFold):
         return self.reduce == "sum"
 
     def begin(self) -> None:
-        counted(self.samples)
+        counted(self.samples, name="samples")
         self.among = named(self.baselines, self.examples)
         self.baseline = self.among if len(self.among) > 1 else next(iter(self.among), None)
         self.mean: torch.Tensor | float = 0.0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Rule, Step, quadrature
+from clearhead.methods.paths import PathFold, Point, Rule, Step, counted, quadrature
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 #: What comes out of a layer at one point of the way, and the gradient there.
@@ -57,7 +57,7 @@ class LayerConductance(PathFold):
         return self.reduce == "sum"
 
     def begin(self) -> None:
-        ways = [along for along, _ in quadrature(self.rule, self.steps + 1, self.captum)]
+        ways = [along for along, _ in quadrature(self.rule, counted(self.steps) + 1, self.captum)]
         self.ways = ways if self.captum else sorted({0.0, *ways, 1.0})
         self.waiting: dict[int, dict[float, Seen]] = {layer: {} for layer in self.frame.layers}
         self.sums: dict[int, Tensor | float] = dict.fromkeys(self.frame.layers, 0.0)

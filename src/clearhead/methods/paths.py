@@ -8,6 +8,7 @@ several methods want are run once.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,7 +23,14 @@ from clearhead.recording.tape import Asks, Call, Tape, check_asks
 #: Rules by which an integral over 0…1 becomes a weighted sum.
 Rule = Literal["gauss-legendre", "riemann-middle", "riemann-left", "riemann-right", "riemann-trapezoid"]
 
-NOTHING = "nothing"
+
+class Nothing(Enum):
+    """In the place of a baseline's name: no name that a caller could give."""
+
+    NOTHING = 0
+
+
+NOTHING = Nothing.NOTHING
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Point:
     """
 
     along: float | None = 1.0
-    baseline: str | tuple[str, ...] | None = NOTHING
+    baseline: str | tuple[str, ...] | Nothing | None = NOTHING
     noise: float = 0.0
     noise_of: Literal["units", "range"] = "units"
     draw: int | None = None
@@ -117,10 +125,10 @@ def named(baselines: str | tuple[str, ...] | None, examples: str | tuple[str, ..
     return (*own, *(EXAMPLE + other for other in others))
 
 
-def counted(steps: int, least: int = 1) -> int:
-    """A number of steps, made sure of."""
+def counted(steps: int, least: int = 1, name: str = "steps") -> int:
+    """A number of steps, or of what `name` says, made sure of."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < least:
-        raise InputError(f"steps={steps!r} is not possible: give a whole number of at least {least}")
+        raise InputError(f"{name}={steps!r} is not possible: give a whole number of at least {least}")
     return steps
 
 

@@ -34,7 +34,7 @@ class SmoothGrad(PathFold):
     reduce: Reduce = "l2"
 
     def begin(self) -> None:
-        counted(self.samples)
+        counted(self.samples, name="samples")
         self.mean: torch.Tensor | float = 0.0
 
     def points(self) -> Iterable[Point]:

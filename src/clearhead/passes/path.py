@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.baselines import Baselines
 from clearhead.budget import at_most
 from clearhead.methods.base import Scores
-from clearhead.methods.paths import NOTHING, PathFold, Point, Step
+from clearhead.methods.paths import Nothing, PathFold, Point, Step
 from clearhead.passes.completeness import completeness_gap
 from clearhead.passes.draws import Draws
 from clearhead.passes.norms import normed
@@ -246,7 +246,7 @@ class Way:
         return along.to(_ones(self.plan))
 
     def _baseline(self, point: Point, leaf: str) -> Tensor:
-        if point.baseline == NOTHING:
+        if isinstance(point.baseline, Nothing):
             return torch.zeros_like(self.inputs[leaf])
         if not isinstance(point.baseline, tuple):
             return self.baselines.of(point.baseline, leaf)

@@ -110,15 +110,20 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
                     _under(recorder, family, plan).forward(plan.batch, frozenset(), plan.leaves)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as problem:
-                if not family.wide or isinstance(problem, torch.OutOfMemoryError):
-                    raise
-                said = str(problem).splitlines()[0]
-                why_not = f"{subject.model_class} does not run in float64, as {family.name} must: {said}"
+                why_not = f"{subject.model_class} does not run under {family.name}{_failed(problem, family)}"
         if family.wide and subject.dtype == torch.float16 and not has_wide(subject.device):
             why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
         known[key] = Trial(why_not, family.keeps_apart)
     return known[key]
+
+
+def _failed(problem: RuntimeError, family: Family) -> str:
+    """What went wrong, in torch's own words: float64 may be the cause or not."""
+    said = (str(problem).splitlines() or [""])[0]
+    return f"{', whose passes are in float64' if family.wide else ''}: {type(problem).__name__}: {said}"
 
 
 def _fold(reading: Reading) -> ByRules:
@@ -156,17 +161,27 @@ def _target_by(plan: Plan, family: Family) -> Iterator[None]:
         plan.multiplying, plan.starting = nullcontext, None
 
 
-def _something(number: Tensor, scores: Tensor) -> None:
+def _something(numbers: Float[Tensor, "target batch"], scores: Tensor) -> None:
+    """Target by target: added up, one that starts with nothing would hide behind the others."""
     if not scores.requires_grad:
         return
-    (start,) = torch.autograd.grad(number.sum(), scores, retain_graph=True, allow_unused=True)
-    parts = (torch.zeros_like(scores) if start is None else start).reshape(len(scores), -1)
-    if ((parts.sum(1).abs() <= NOTHING * parts.abs().sum(1)) & parts.any(1)).any():
+    empty = [place for place, number in enumerate(numbers) if _starts_with_nothing(number, scores)]
+    if empty:
+        several = f" (of {len(numbers)} targets, those at {', '.join(map(str, empty))})" if len(numbers) > 1 else ""
         raise NoRule(
-            "what is explained takes from some classes what it gives to another (as a contrast, a probability and "
-            "log-odds do): relevance then starts with a sum of zero, which these rules keep, so that nothing but "
-            "rounding arrives. Explain the logits of the classes and subtract, or take rules='orig', or attn-lrp"
+            f"what is explained{several} takes from some classes what it gives to another (as a contrast, a "
+            "probability and log-odds do): relevance then starts with a sum of zero, which these rules keep, so that "
+            "nothing but rounding arrives. Explain the logits of the classes and subtract, or take rules='orig', or "
+            "attn-lrp"
         )
+
+
+def _starts_with_nothing(number: Float[Tensor, " batch"], scores: Tensor) -> bool:
+    (start,) = torch.autograd.grad(number.sum(), scores, retain_graph=True, allow_unused=True)
+    if start is None:
+        return False
+    parts = start.reshape(len(scores), -1)
+    return bool(((parts.sum(1).abs() <= NOTHING * parts.abs().sum(1)) & parts.any(1)).any())
 
 
 def _pass(

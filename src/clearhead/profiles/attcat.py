@@ -59,8 +59,10 @@ register_profile(
         differs="[CLS] and [SEP] are hidden from attention, while the class is explained that the model finds with "
         "them: their scores are zero, and those of the others are of another computation. Padding is part of the maps "
         "(the attention received is a mean over it, too). Of an answer in a text, the likeliest start and the "
-        "likeliest end are added, each found by itself (for SQuAD 2 their absolute values: absolute=True).",
+        "likeliest end are added, each found by itself (for SQuAD 2 their absolute values: absolute=True). For a "
+        "masked word, tokens are weighted by the attention that the mask pays them.",
         methods={"attcat": Settings()},
+        kinds={MASKED: {"attcat": Settings({"weights": "row"})}},
         padding=True,
         prepare=as_in_the_notebooks,
     )

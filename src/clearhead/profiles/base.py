@@ -48,8 +48,8 @@ class Profile:
     source: str
     differs: str
     methods: Mapping[str, Settings]
-    #: What is different for models that read texts alone.
-    texts: Mapping[str, Settings] = field(default_factory=dict)
+    #: What is different for some kinds of models.
+    kinds: Mapping["Kind", Mapping[str, Settings]] = field(default_factory=dict)
     #: Whether padding in given model inputs stays, since the author's code does not cut it off.
     padding: bool = False
     prepare: Prepare | None = None
@@ -110,4 +110,7 @@ def profile_named(name: str | None, subject: "Subject") -> Profile | None:
             f"the profile {name} is what its authors compute for models that {meant}: {subject.name} "
             f"({subject.model_class}) is none of them"
         )
-    return replace(profile, methods={**profile.methods, **profile.texts}) if subject.takes == ("text",) else profile
+    methods = dict(profile.methods)
+    for kind, settings in profile.kinds.items():
+        methods |= settings if kind.fits(subject) else {}
+    return replace(profile, methods=methods)

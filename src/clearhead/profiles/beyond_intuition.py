@@ -115,7 +115,7 @@ register_profile(
         "is cut off. For BERT: heads as published, the last layer alone; padding is part of the maps; the score of "
         "[CLS] is set to zero.",
         methods={"generic": Settings({"fusion": "mean-clamp"}, finish=specials_dropped)},
-        texts={"generic": Settings({"layers": (-1, None)}, finish=own_entry_zero)},
+        kinds={TEXTS: {"generic": Settings({"layers": (-1, None)}, finish=own_entry_zero)}},
         padding=True,
     )
 )

@@ -4,21 +4,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import REGISTRY, Method
 from clearhead.recording.recorder import Recorder
-from clearhead.recording.scope import configs_of
 from clearhead.recording.self_test import TOLERANCE
 from clearhead.targets import Contrast, Generated
+from clearhead.verifying.differences import gap, size, value
 from clearhead.verifying.inputs import longer, reads_text, turned
+from clearhead.verifying.model_state import state_of
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -308,61 +307,6 @@ def untouched(case: Case) -> Measured:
     after = state_of(case.ex.subject.model)
     changed = [what for what in after if after[what] != case.before[what]]
     return Measured(float(len(changed)), 0.0, ", ".join(changed))
-
-
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """What a call could leave changed, by what it is called."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    modules = list(model.modules())
-    weights = sha256()
-    for name, tensor in tensors:
-        weights.update(name.encode() + _bytes(tensor))
-    return {
-        "weights": weights.hexdigest(),
-        "gradients": [
-            None if tensor.grad is None else (id(tensor.grad), tensor.grad._version) for _, tensor in tensors
-        ],
-        "what asks for gradients": [tensor.requires_grad for _, tensor in tensors],
-        "mode": [module.training for module in modules],
-        "attention implementation": [config._attn_implementation for config in configs_of(model)],
-        "hooks": [
-            len(table)
-            for module in modules
-            for table in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        ],
-    }
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    if tensor.is_meta:  # offloaded: not here between passes
-        return b""
-    flat = tensor.detach().cpu().reshape(-1).contiguous()
-    return bytes(flat.view(torch.uint8).numpy())
-
-
-# How explanations differ ----------------------------------------------------------------------------------------------
-
-
-def value(e: AnyExplanation) -> float:
-    return float(e.target["value"])
-
-
-def size(e: AnyExplanation) -> float:
-    """The largest score of all streams."""
-    return max(float(np.abs(part.scores).max(initial=0.0)) for part in e.parts.values())
-
-
-def gap(one: AnyExplanation, other: AnyExplanation) -> float:
-    """The largest difference of scores, relative to the largest score; what is no number is infinitely far."""
-    worst = 0.0
-    for stream, part in other.parts.items():
-        for mine, yours in ((one[stream].scores, part.scores), (one[stream].matrix, part.matrix)):
-            if yours is None and mine is None:
-                continue
-            if mine is None or yours is None or mine.shape != yours.shape or not np.isfinite([mine, yours]).all():
-                return float("inf")
-            worst = max(worst, float(np.abs(mine - yours).max(initial=0.0)))
-    return worst / max(size(other), 1e-30)
 
 
 # The table ------------------------------------------------------------------------------------------------------------

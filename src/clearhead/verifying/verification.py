@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from clearhead.batches import followed
 from clearhead.errors import InputError, Refusal
 from clearhead.explanation import plain
-from clearhead.methods.base import Method
-from clearhead.verifying.checks import CHECKS, Case, Check, NotHere, state_of, unmeasured
+from clearhead.methods.base import Method, methods_of
+from clearhead.verifying.checks import CHECKS, Case, Check, NotHere, unmeasured
 from clearhead.verifying.inputs import inputs_for
+from clearhead.verifying.model_state import state_of
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer, MethodLike
@@ -132,10 +133,7 @@ def _methods(given: "MethodLike | Sequence[MethodLike]", ex: "Explainer") -> lis
         if not found:
             raise Refusal(f"no method applies to {ex.subject.name}: {ex.methods()[0].why_not}")
         return [Method(name) for name in found]
-    several = [given] if isinstance(given, str | Method) else list(given)
-    if not several:
-        raise InputError("no method was given")
-    return list(dict.fromkeys(one if isinstance(one, Method) else Method(one) for one in several))
+    return list(dict.fromkeys(methods_of(given)))
 
 
 def _line(case: Case, check: Check) -> Line:
@@ -143,8 +141,8 @@ def _line(case: Case, check: Check) -> Line:
         found = check.measure(case)
     except NotHere as reason:
         return Line(str(case.method), check.what, "cannot be asked", why=str(reason))
-    if not found.holds and check.axiom and case.method.own_options:
-        why = f"it is declared of the method's own settings; with these, {found.figure:.1g} is measured"
-        return Line(str(case.method), check.what, "cannot be asked", why=why)
     says: Says = "holds" if found.holds else "does not hold"
-    return Line(str(case.method), check.what, says, found.figure, found.bound, found.found)
+    why = found.found
+    if not found.holds and check.axiom and case.method.own_options:
+        why = "with these options; it is declared of the method's own settings"
+    return Line(str(case.method), check.what, says, found.figure, found.bound, why)
