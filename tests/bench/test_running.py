@@ -17,7 +17,7 @@ from clearhead.bench.planning import Job, aligned, chunks, named, setting
 from clearhead.bench.predicting import keep, predicted
 from clearhead.bench.reading_back import Finished
 from clearhead.bench.running import Run
-from clearhead.bench.store import Row, Shard, Store
+from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.bench.working import Worker
 from clearhead.errors import InputError
 from tests.models import explainer
@@ -98,6 +98,64 @@ def test_agreement_is_measured_among_all_methods_again(tmp_path: Path) -> None:
     assert {len(methods) for task in larger.tasks() for _, methods in task.missing} == {4}
 
 
+def test_agreement_of_two_methods_that_were_never_measured_together_is_not_taken_for_there(tmp_path: Path) -> None:
+    job = replace(JOB, protocols=("agreement",), settings={"agreement": {"leave_one_out": False}})
+    alone = run(tmp_path / "alone", job)
+    alone()
+    for more in (("rollout",), ("input-x-gradient",), ("rollout", "input-x-gradient")):
+        made = run(tmp_path / "run", replace(job, methods=("saliency", *more)))
+        made()
+    every = {"saliency", "rollout", "input-x-gradient", "random", "position"}
+    pairs = {(row.method, row.part) for row in made.store.table()}
+    assert pairs == {(one, f"text/{other}") for one in every for other in every - {one}}
+    again = run(tmp_path / "run", job)
+    again()  # nor does the table of a few methods tell of others that were measured with them
+    assert (tmp_path / "run/table.parquet").read_bytes() == (tmp_path / "alone/table.parquet").read_bytes()
+
+
+def test_only_what_this_job_asked_for_is_told_as_not_measured(tmp_path: Path) -> None:
+    refusing = replace(JOB, protocols=("label-randomisation",), settings={})
+    run(tmp_path / "run", refusing)()
+    assert len(Finished(tmp_path / "run").refused) == 3
+    name = str(tmp_path / "other")
+    explainer("bert/classify").subject.model.save_pretrained(name)
+    explainer("bert/classify").subject.processor.save_pretrained(name)
+    told = run(tmp_path / "run", replace(refusing, settings={"label-randomisation": {"other": name}}))
+    told()  # the setting that was missing is there now
+    assert list(told.store.table()) and told.refused() == Finished(tmp_path / "run").refused == {}
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:20] + bytes(40) + b[60:]])
+def test_a_damaged_shard_is_named_with_what_to_do(tmp_path: Path, damage: Any) -> None:
+    run(tmp_path / "run")()
+    before = shards(tmp_path / "run")
+    path = tmp_path / "run" / "shards" / next(iter(before))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=f"{path.name}' cannot be read .*: remove it, and the same command"):
+        run(tmp_path / "run")()
+    path.unlink()
+    assert run(tmp_path / "run")().computed == 1 and shards(tmp_path / "run") == before
+
+
+def test_a_damaged_table_and_half_a_line_of_times(tmp_path: Path) -> None:
+    run(tmp_path / "run")()
+    with (tmp_path / "run" / "timings.jsonl").open("a") as file:
+        file.write('{"chunk": "ab')
+    assert Finished(tmp_path / "run").seconds > 0
+    table = tmp_path / "run" / "table.parquet"
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"table.parquet' cannot be read .* writes it anew"):
+        _ = Finished(tmp_path / "run").sections
+    run(tmp_path / "run")()
+    assert len(Finished(tmp_path / "run").sections) == 1
+
+
+def test_a_run_killed_before_it_said_what_it_is_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.0123.partial").write_text("{")
+    run(tmp_path)()
+    assert not list(tmp_path.glob(".*")) and len(shards(tmp_path)) == 3
+
+
 def test_other_weights_texts_or_settings_share_nothing(tmp_path: Path) -> None:
     base = run(tmp_path / "run")
     base()
@@ -171,8 +229,9 @@ def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
     row = Row("m", "d", "e", "a", "truth", "h", "v", "text", {"x": 0.1, "nan": float("inf")}, {"c": [1.0, 2.0]})
     shard = Shard("key", (("h", ("a", "b")),), (row,), {"truth: b": "has no rule"})
     path = store.write(shard)
-    assert store.rows("key") == [row] and store.has("key") == {"h": {"a", "b"}}
-    assert store.refused(["key"]) == {"truth: b": "has no rule"}
+    wanted = {"h": Wanted("truth", frozenset({"a", "b"}))}
+    assert store.rows("key", wanted) == [row] and store.has(store.of("key"), wanted) == {"h": {"a", "b"}}
+    assert store.refused(["key"], wanted) == {"truth: b": "has no rule"}
     first = path.read_bytes()
     assert store.write(shard).read_bytes() == first
 
