@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from clearhead.bench.reading_back import Finished
 from clearhead.bench.running import Run
 from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.bench.working import Worker
-from clearhead.errors import InputError
+from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 
 pytest.importorskip("pyarrow")
@@ -290,6 +292,30 @@ def test_what_a_job_cannot_be() -> None:
         engine("cluster")
     with pytest.raises(InputError, match="give its name"):
         list(engine("processes")(Worker(JOB, explainer("bert/classify"), data()), [], 1))
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker that opens nothing: its processes import neither torch nor clearhead."""
+    monkeypatch.setattr("clearhead.bench.engines.start_here", id)
+    return SimpleNamespace(job=None, given=None, data_given=None)
+
+
+def test_a_worker_process_that_dies_is_told(light: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.bench.engines.work_here", os._exit)
+    tasks: Any = [1]
+    with pytest.raises(ClearheadError, match=r"a worker process ended .* the same command goes on"):
+        list(engine("processes")(light, tasks, 1, None))
+
+
+def test_whoever_stops_a_run_does_not_wait_for_all_its_chunks(light: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.bench.engines.work_here", time.sleep)
+    tasks: Any = [0.2] * 100
+    running: Any = engine("processes")(light, tasks, 1, None)
+    next(running)
+    stopped = time.monotonic()
+    running.close()
+    assert time.monotonic() - stopped < 10  # all of them would take twenty seconds
 
 
 def test_methods_with_options_are_read_back() -> None:
