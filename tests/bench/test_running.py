@@ -204,6 +204,67 @@ def test_a_method_that_does_not_apply_is_told_once_and_not_tried_again(tmp_path:
     assert not list(refusing.store.table()) and not run(tmp_path / "run", job).tasks()
 
 
+def test_an_example_that_cannot_be_explained_costs_no_other(tmp_path: Path) -> None:
+    job = replace(JOB, chunk=5, methods=("saliency", "rollout"))
+    made = run(tmp_path / "run", job, (*TEXTS[:2], "", *TEXTS[3:]))
+    made()
+    assert {row.example for row in made.store.table()} == {"t0", "t1", "t3", "t4"}
+    assert set(made.refused().values()) == {"on 't2': the text is empty: there is nothing to explain"}
+    assert made.refused() == Finished(tmp_path / "run").refused and len(made.refused()) == 4
+    assert not run(tmp_path / "run", job, (*TEXTS[:2], "", *TEXTS[3:])).tasks()
+
+
+def test_a_method_that_fails_on_one_example_is_measured_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clearhead.methods.random import Random
+
+    finish = Random.finish
+
+    def fails(self: Any, tape: Any) -> Any:
+        return 1 / 0 if self.frame.valid.sum(-1).min() < 5 else finish(self, tape)
+
+    whole = run(tmp_path / "whole", replace(JOB, chunk=5, protocols=("perturb-text", "agreement")))
+    whole()
+    monkeypatch.setattr(Random, "finish", fails)
+    made = run(tmp_path / "run", replace(JOB, chunk=5, protocols=("perturb-text", "agreement"), keep=True))
+    made()
+    rows = {(row.protocol, row.method, row.part, row.example): row.figures for row in made.store.table()}
+    every = {(row.protocol, row.method, row.part, row.example): row.figures for row in whole.store.table()}
+    short = {"t1"}  # two words between two marks
+    lost = {key for key in every if key[3] in short and (key[1] == "random" or key[0] == "agreement")}
+    assert set(rows) == set(every) - lost
+    assert all(rows[key] == pytest.approx(every[key], abs=1e-6, nan_ok=True) for key in rows)
+    assert made.refused()["perturb-text: random"] == "on 't1': ZeroDivisionError: division by zero"
+    kept = Finished(tmp_path / "run").kept({("t1", "saliency"), ("t1", "random"), ("t0", "random")})
+    assert set(kept) == {("t1", "saliency"), ("t0", "random")}
+
+
+def test_an_example_without_a_class_costs_no_other(tmp_path: Path) -> None:
+    rows = [Example(f"t{i}", text, None if i == 1 else 0) for i, text in enumerate(TEXTS)]
+    some = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+    for own, why in (
+        ({"explained": "gold"}, "on 't1': explained='gold', but 't1' has no single true class"),
+        ({"judged": "gold"}, "on 't1': judged='gold', but 't1' has no true class: say judged='predicted'"),
+        ({"examples": "wrong"}, "on 't1': examples='wrong', but 't1' has no true class"),
+    ):
+        job = replace(JOB, chunk=5, settings={"perturb-text": {"fractions": (0.5,), **own}})
+        made = Run(job, tmp_path / next(iter(own)), explainer("bert/classify"), some)
+        made()
+        assert "t1" not in {row.example for row in made.store.table()}
+        assert made.refused()["perturb-text: saliency"] == why
+    made = Run(replace(JOB, chunk=5), tmp_path / "all", explainer("bert/classify"), some)
+    made()
+    assert {row.example for row in made.store.table() if "correct" not in row.figures} == {"t1"}
+
+
+def test_two_examples_of_one_name_are_told(tmp_path: Path) -> None:
+    rows = [Example("same", text, 0) for text in TEXTS]
+    twice = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+    with pytest.raises(InputError, match="two examples of mine are called 'same'"):
+        Run(JOB, tmp_path / "run", explainer("bert/classify"), twice).cost()
+
+
 def test_half_written_shards_are_none(tmp_path: Path) -> None:
     made = run(tmp_path / "run")
     made()

@@ -39,11 +39,13 @@ class Kept:
 
 
 def kept(
-    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Sequence[AnyExplanation]]
+    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Mapping[int, AnyExplanation]]
 ) -> Iterator[Kept]:
-    """The explanations of a chunk, as they are written."""
+    """The explanations of a chunk, as they are written; by method and place."""
     for place, example in enumerate(examples):
-        first = next(iter(by_method.values()))[place]
+        first = next((own[place] for own in by_method.values() if place in own), None)
+        if first is None:
+            continue
         if first.picture is not None:
             yield Kept(example.id, str(explained), "", {"png": _png(first.picture)})
         text = next((part for part in first.parts.values() if part.units.offsets is not None), None)
@@ -51,6 +53,8 @@ def kept(
             marked = np.flatnonzero(evidence_units(example, text.units))
             yield Kept(example.id, str(explained), "", {"marked": marked.tolist()})
         for method, own in by_method.items():
+            if place not in own:
+                continue
             yield Kept(example.id, str(explained), method, own[place].to_dict(short=True))
 
 

@@ -111,9 +111,14 @@ def chunks(data: DataSet, size: int) -> Iterator[tuple[tuple[int, ...], str]]:
     """The places of each chunk's examples, and one word for their content."""
     if size < 1:
         raise InputError(f"chunk={size}: it must be at least 1")
+    seen: set[str] = set()
     for start in range(0, len(data), size * WINDOW):
         window = range(start, min(start + size * WINDOW, len(data)))
         about = {place: _about(data, place) for place in window}
+        for name, _ in (own for _, own in about.values()):
+            if name in seen:
+                raise InputError(f"two examples of {data.name} are called {name!r}: by their names they are told apart")
+            seen.add(name)
         order = sorted(window, key=lambda place: (about[place][0], place))
         for first in range(0, len(order), size):
             places = tuple(order[first : first + size])
