@@ -338,13 +338,40 @@ def test_settings_as_they_are_typed(text: str, expected: tuple[str, str, Any]) -
     assert named(expected[0], **{expected[1]: expected[2]}).settings[expected[1]] == expected[2]
 
 
-@pytest.mark.parametrize("text", ["fills=mask", "perturb-text.fill=mask", "nothing.seed=1", "truth.seed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("fills=mask", "perturb-text.fill=mask", "nothing.seed=1", "truth.seed", "truth.seed=x", "truth.seed=true"),
+        *(
+            "perturb-text.fractions=0.1,many",
+            "perturb-text.padded_to=wide",
+            "perturb-text.clamp=1",
+            "subsets.draws=2.5",
+        ),
+    ],
+)
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(InputError):
         setting(text)
 
 
+def test_whether_an_example_is_predicted_correctly_stands_in_every_protocol(tmp_path: Path) -> None:
+    job = replace(JOB, protocols=("perturb-text", "subsets", "classes"), settings={"subsets": {"draws": 3}})
+    made = run(tmp_path / "run", job)
+    made()
+    every = {(row.protocol, row.example): row.figures["correct"] for row in made.store.table()}
+    model = explainer("bert/classify")
+    for example in data():
+        true = float(model.explain(example.input, "saliency").prediction["index"] == example.label)
+        assert [every[name, example.id] for name in job.protocols] == [true] * 3
+    assert set(every.values()) == {0.0, 1.0}
+    sections = Finished(tmp_path / "run").sections
+    assert all(0 < len({one.example for one in section.correct}) < len(TEXTS) for section in sections)
+
+
 def test_what_a_job_cannot_be() -> None:
+    with pytest.raises(InputError, match="te-images and bi-images measure the same"):
+        Worker(replace(JOB, protocols=("te-images", "bi-images"), settings={}))
     with pytest.raises(InputError, match="none of the protocols"):
         Worker(replace(JOB, protocols=("truth",)))
     with pytest.raises(InputError, match="no protocol"):

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Worker:
         self.given, self.data_given = ex, data
         self.bare: Scores = {}
         self.protocols: dict[str, tuple[str, Protocol]] = {
-            made.hash: (name, made) for name, made in zip(job.protocols, job.made_protocols(), strict=True)
+            made.hash: (name, made) for name, made in job.made_protocols().items()
         }
 
     @cached_property
@@ -93,6 +94,8 @@ class Worker:
             except ClearheadError as problem:
                 reasons = {method: [str(problem)] for method in methods}
                 measured = []
+            else:
+                measured = _judged(measured, examples, own)
             refused |= {f"{name}: {method}": "; ".join(own) for method, own in reasons.items() if own}
             rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
         return Shard(task.key, task.missing, tuple(rows), refused, tuple(keep))
@@ -162,6 +165,31 @@ class Worker:
             found.refused |= refused
             shared[targets] = found
         return shared[targets]
+
+
+def _judged(measured: Sequence[Measurement], examples: Sequence[Example], own: Explained) -> list[Measurement]:
+    """The same, each with whether its example is predicted correctly, as far as it does not say so itself."""
+    found = {
+        examples[place].id: correct(examples[place], one)
+        for method in [*own.by_method, *own.some]
+        for place, one in own.places(method).items()
+    }
+    known = {example: {"correct": float(one)} for example, one in found.items() if one is not None}
+    return [replace(one, figures={**known.get(one.example, {}), **one.figures}) for one in measured]
+
+
+def correct(example: Example, explanation: AnyExplanation) -> bool | None:
+    """Whether the model's own class is the true one; None where nobody says what is true, or there are no classes."""
+    part = next(iter(explanation.parts.values()))
+    predicted = part.prediction.get("index")
+    if predicted is None or "value" in part.prediction or example.among is not None:
+        return None
+    if isinstance(example.label, Mapping):
+        return example.label.get(part.prediction["label"], 0.0) > 0
+    # what an example says is to be explained is its true class
+    told = example.target is not None or example.answer is not None
+    true = part.target.get("index") if told else example.label
+    return bool(predicted == true) if isinstance(true, int) else None
 
 
 def _alike(own: Explained, methods: Sequence[str], together: bool) -> list[dict[str, Places]]:
