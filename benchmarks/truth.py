@@ -57,11 +57,10 @@ def main() -> None:
         measured[model] = []
         for method in methods:  # one at a time: a method that fails or is slow is seen by name
             began = time.perf_counter()
-            try:
-                own = explained(ex, examples, [method], protocol)
-            except Exception as problem:
-                refused[model][str(method)] = f"{type(problem).__name__}: {problem}"
-                print(f"{model}: {method} failed: {problem}", file=sys.stderr)
+            own = explained(ex, examples, [method], protocol)
+            if own.refused:
+                refused[model] |= own.refused
+                print(f"{model}: {method} failed: {own.refused[str(method)]}", file=sys.stderr)
                 continue
             measured[model] += protocol.measure(ex, examples, own.by_method)
             if arguments.json:

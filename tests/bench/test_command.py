@@ -79,6 +79,12 @@ def test_an_empty_list_of_examples_is_refused(bench: Callable[..., Said], tmp_pa
     assert code == 2 and "is empty: list the numbers of examples" in said
 
 
+def test_settings_that_leave_no_example_are_told(bench: Callable[..., Said], tmp_path: Path) -> None:
+    more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.examples=wrong")
+    code, out, _ = bench(*command(tmp_path / "run", *more))  # the model of this task errs on none of the four
+    assert code == 3 and "not measured: perturb-text: none of the examples has what its settings ask for" in out
+
+
 def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
     code, out, _ = bench(*command(tmp_path / "run", *more))

@@ -13,6 +13,7 @@ from clearhead.bench.page import page
 from clearhead.bench.planning import Job
 from clearhead.bench.reading_back import Finished
 from clearhead.bench.running import Run
+from clearhead.errors import InputError
 from tests.models import explainer, inputs
 
 pytest.importorskip("pyarrow")
@@ -68,6 +69,30 @@ def test_explanations_can_be_asked_for_later(tmp_path: Path) -> None:
     assert len(later.tasks()) == 2
     later()
     assert files(tmp_path / "run") and (tmp_path / "run" / "table.parquet").read_bytes() == table
+
+
+def test_methods_that_were_measured_without_keeping_are_explained_for_it(tmp_path: Path) -> None:
+    ex, few = explainer("bert/classify"), replace(JOB, methods=METHODS[:1])
+    for job in (few, replace(JOB, keep=False), JOB):
+        Run(job, tmp_path / "run", ex, data("bert/classify"))()
+    assert len(Finished(tmp_path / "run").kept({("e0", method) for method in METHODS})) == 2
+    assert not Run(JOB, tmp_path / "run", ex, data("bert/classify")).tasks()
+
+
+def test_what_another_run_kept_is_taken_over(tmp_path: Path) -> None:
+    ex = explainer("bert/classify")
+    Run(JOB, tmp_path / "other", ex, data("bert/classify"))()
+    taking = Run(JOB, tmp_path / "run", ex, data("bert/classify"))
+    taking.take(tmp_path / "other")
+    assert not taking.tasks() and files(tmp_path / "run") == files(tmp_path / "other")
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    Run(JOB, tmp_path / "run", explainer("bert/classify"), data("bert/classify"))()
+    path = next((tmp_path / "run" / FOLDER).iterdir())
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(InputError, match=f"{path.name}' cannot be read .*: remove it"):
+        Finished(tmp_path / "run").kept({("e0", "saliency"), ("e1", "saliency"), ("e2", "saliency")})
 
 
 def test_the_report_shows_pictures_in_dispute(tmp_path: Path) -> None:

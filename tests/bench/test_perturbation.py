@@ -181,6 +181,8 @@ def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
     assert Texts(explained=1).target(examples[0]) == 1
     with pytest.raises(InputError, match="no single true class"):
         gold.target(Example("x", "text"))
+    with pytest.raises(InputError, match="class to explain"):
+        Texts(explained="nine").target(Example("x", "text", target="positive"))
     with pytest.raises(InputError, match="judged='predicted'"):
         measured(ex, [Example("x", "so good")], Texts(judged="gold"))
 

@@ -12,7 +12,7 @@ from clearhead.bench.exporting import csv_text, escaped, latex_text
 from clearhead.bench.page import page
 from clearhead.bench.planning import named
 from clearhead.bench.reading_back import Finished, Section
-from clearhead.bench.store import Row, Shard, Store
+from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.cli import main
 from clearhead.errors import InputError
 from tests.show.pages import Page, assert_harmless
@@ -45,9 +45,10 @@ def finished(folder: Path) -> Path:
     store = Store(folder)
     job = {"model": "zoo:logic", "data": EVIL}
     store.open({"job": job, "model": "m", "versions": "v", "settings": settings})
-    made_for = tuple((settings, ("generic", EVIL, "random")) for settings in settings)
+    made_for = tuple((settings, ("generic", EVIL, "random", "lrp")) for settings in settings)
     store.write(Shard("key", made_for, tuple(rows), {"segmentation: lrp": "has no rule"}))
-    store.write_table(["key"], {settings: {"generic", EVIL, "random"} for settings in settings})
+    methods = frozenset(made_for[0][1])
+    store.write_table(["key"], {one.hash: Wanted(one.name, methods) for one in (curve, mask)})
     (folder / "costs.json").write_text(json.dumps({"methods": {"generic": 0.5, EVIL: 0.25}}))
     return folder
 
@@ -79,7 +80,7 @@ def test_one_example_is_shown_without_an_interval(tmp_path: Path) -> None:
     settings = {curve.hash: {"protocol": curve.name, **curve.settings}}
     store.open({"job": {"model": "m", "data": "d"}, "model": "m", "versions": "v", "settings": settings})
     store.write(Shard("key", ((curve.hash, ("generic", "random")),), tuple(rows), {}))
-    store.write_table(["key"], {curve.hash: {"generic", "random"}})
+    store.write_table(["key"], {curve.hash: Wanted(curve.name, frozenset({"generic", "random"}))})
     run = Finished(tmp_path)
     words = " ".join(said for where, said in Page(page(run)).texts if where not in ("style", "script"))
     assert "0.250, rank" in words and "nan" not in words and "nan" not in latex_text(run)
@@ -117,7 +118,7 @@ def test_what_could_not_be_measured_is_no_number(tmp_path: Path, monkeypatch: py
     settings = {rules.hash: {"protocol": rules.name, **rules.settings}}
     store.open({"job": {"model": "m", "data": "d"}, "model": "m", "versions": "torch 2", "settings": settings})
     store.write(Shard("key", ((rules.hash, tuple(count)),), tuple(rows)))
-    store.write_table(["key"], {rules.hash: set(count)})
+    store.write_table(["key"], {rules.hash: Wanted(rules.name, frozenset(count))})
     over_all = {"image": {name: {"AP": own, "AP large": np.nan} for name, own in sorted(count.items(), reverse=True)}}
     monkeypatch.setattr(Section, "overall", lambda section: over_all)
     parsed = Page(page(Finished(tmp_path)))
@@ -152,7 +153,7 @@ def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
     settings = {curve.hash: {"protocol": curve.name, **curve.settings}}
     store.open({"job": {"model": "a", "data": "b"}, "model": "m", "versions": "v", "settings": settings})
     store.write(Shard("key", ((curve.hash, methods),), tuple(rows), {}))
-    store.write_table(["key"], {curve.hash: set(methods)})
+    store.write_table(["key"], {curve.hash: Wanted(curve.name, frozenset(methods))})
     parts = [part for one in Page(page(Finished(tmp_path / "run"))).inputs for part in one["parts"]]
     table = next(part for part in parts if part["title"].startswith("Do the parts put methods in the same order?"))
     assert table["rows"] == [["aopc, larger is better", "text/mask/positive", "text/pad/positive", "0.333"]]
@@ -182,7 +183,7 @@ def test_the_command_writes_three_files_and_refuses_what_is_no_run(
 def test_a_run_in_which_everything_was_refused_says_why(tmp_path: Path) -> None:
     store = Store(tmp_path / "run")
     store.open({"settings": {}})
-    store.write(Shard("key", (), (), {"truth: lrp": "has no rule"}))
-    store.write_table(["key"], {})
+    store.write(Shard("key", (("hash", ("lrp",)),), (), {"truth: lrp": "has no rule"}))
+    store.write_table(["key"], {"hash": Wanted("truth", frozenset({"lrp"}))})
     with pytest.raises(InputError, match="truth: lrp: has no rule"):
         Finished(tmp_path / "run").sections  # noqa: B018

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +19,9 @@ from clearhead.bench.planning import Job, aligned, chunks, named, setting
 from clearhead.bench.predicting import keep, predicted
 from clearhead.bench.reading_back import Finished
 from clearhead.bench.running import Run
-from clearhead.bench.store import Row, Shard, Store
+from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.bench.working import Worker
-from clearhead.errors import InputError
+from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 
 pytest.importorskip("pyarrow")
@@ -98,6 +100,64 @@ def test_agreement_is_measured_among_all_methods_again(tmp_path: Path) -> None:
     assert {len(methods) for task in larger.tasks() for _, methods in task.missing} == {4}
 
 
+def test_agreement_of_two_methods_that_were_never_measured_together_is_not_taken_for_there(tmp_path: Path) -> None:
+    job = replace(JOB, protocols=("agreement",), settings={"agreement": {"leave_one_out": False}})
+    alone = run(tmp_path / "alone", job)
+    alone()
+    for more in (("rollout",), ("input-x-gradient",), ("rollout", "input-x-gradient")):
+        made = run(tmp_path / "run", replace(job, methods=("saliency", *more)))
+        made()
+    every = {"saliency", "rollout", "input-x-gradient", "random", "position"}
+    pairs = {(row.method, row.part) for row in made.store.table()}
+    assert pairs == {(one, f"text/{other}") for one in every for other in every - {one}}
+    again = run(tmp_path / "run", job)
+    again()  # nor does the table of a few methods tell of others that were measured with them
+    assert (tmp_path / "run/table.parquet").read_bytes() == (tmp_path / "alone/table.parquet").read_bytes()
+
+
+def test_only_what_this_job_asked_for_is_told_as_not_measured(tmp_path: Path) -> None:
+    refusing = replace(JOB, protocols=("label-randomisation",), settings={})
+    run(tmp_path / "run", refusing)()
+    assert len(Finished(tmp_path / "run").refused) == 3
+    name = str(tmp_path / "other")
+    explainer("bert/classify").subject.model.save_pretrained(name)
+    explainer("bert/classify").subject.processor.save_pretrained(name)
+    told = run(tmp_path / "run", replace(refusing, settings={"label-randomisation": {"other": name}}))
+    told()  # the setting that was missing is there now
+    assert list(told.store.table()) and told.refused() == Finished(tmp_path / "run").refused == {}
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:20] + bytes(40) + b[60:]])
+def test_a_damaged_shard_is_named_with_what_to_do(tmp_path: Path, damage: Any) -> None:
+    run(tmp_path / "run")()
+    before = shards(tmp_path / "run")
+    path = tmp_path / "run" / "shards" / next(iter(before))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=f"{path.name}' cannot be read .*: remove it, and the same command"):
+        run(tmp_path / "run")()
+    path.unlink()
+    assert run(tmp_path / "run")().computed == 1 and shards(tmp_path / "run") == before
+
+
+def test_a_damaged_table_and_half_a_line_of_times(tmp_path: Path) -> None:
+    run(tmp_path / "run")()
+    with (tmp_path / "run" / "timings.jsonl").open("a") as file:
+        file.write('{"chunk": "ab')
+    assert Finished(tmp_path / "run").seconds > 0
+    table = tmp_path / "run" / "table.parquet"
+    table.write_bytes(table.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"table.parquet' cannot be read .* writes it anew"):
+        _ = Finished(tmp_path / "run").sections
+    run(tmp_path / "run")()
+    assert len(Finished(tmp_path / "run").sections) == 1
+
+
+def test_a_run_killed_before_it_said_what_it_is_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.0123.partial").write_text("{")
+    run(tmp_path)()
+    assert not list(tmp_path.glob(".*")) and len(shards(tmp_path)) == 3
+
+
 def test_other_weights_texts_or_settings_share_nothing(tmp_path: Path) -> None:
     base = run(tmp_path / "run")
     base()
@@ -144,6 +204,67 @@ def test_a_method_that_does_not_apply_is_told_once_and_not_tried_again(tmp_path:
     assert not list(refusing.store.table()) and not run(tmp_path / "run", job).tasks()
 
 
+def test_an_example_that_cannot_be_explained_costs_no_other(tmp_path: Path) -> None:
+    job = replace(JOB, chunk=5, methods=("saliency", "rollout"))
+    made = run(tmp_path / "run", job, (*TEXTS[:2], "", *TEXTS[3:]))
+    made()
+    assert {row.example for row in made.store.table()} == {"t0", "t1", "t3", "t4"}
+    assert set(made.refused().values()) == {"on 't2': the text is empty: there is nothing to explain"}
+    assert made.refused() == Finished(tmp_path / "run").refused and len(made.refused()) == 4
+    assert not run(tmp_path / "run", job, (*TEXTS[:2], "", *TEXTS[3:])).tasks()
+
+
+def test_a_method_that_fails_on_one_example_is_measured_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clearhead.methods.random import Random
+
+    finish = Random.finish
+
+    def fails(self: Any, tape: Any) -> Any:
+        return 1 / 0 if self.frame.valid.sum(-1).min() < 5 else finish(self, tape)
+
+    whole = run(tmp_path / "whole", replace(JOB, chunk=5, protocols=("perturb-text", "agreement")))
+    whole()
+    monkeypatch.setattr(Random, "finish", fails)
+    made = run(tmp_path / "run", replace(JOB, chunk=5, protocols=("perturb-text", "agreement"), keep=True))
+    made()
+    rows = {(row.protocol, row.method, row.part, row.example): row.figures for row in made.store.table()}
+    every = {(row.protocol, row.method, row.part, row.example): row.figures for row in whole.store.table()}
+    short = {"t1"}  # two words between two marks
+    lost = {key for key in every if key[3] in short and (key[1] == "random" or key[0] == "agreement")}
+    assert set(rows) == set(every) - lost
+    assert all(rows[key] == pytest.approx(every[key], abs=1e-6, nan_ok=True) for key in rows)
+    assert made.refused()["perturb-text: random"] == "on 't1': ZeroDivisionError: division by zero"
+    kept = Finished(tmp_path / "run").kept({("t1", "saliency"), ("t1", "random"), ("t0", "random")})
+    assert set(kept) == {("t1", "saliency"), ("t0", "random")}
+
+
+def test_an_example_without_a_class_costs_no_other(tmp_path: Path) -> None:
+    rows = [Example(f"t{i}", text, None if i == 1 else 0) for i, text in enumerate(TEXTS)]
+    some = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+    for own, why in (
+        ({"explained": "gold"}, "on 't1': explained='gold', but 't1' has no single true class"),
+        ({"judged": "gold"}, "on 't1': judged='gold', but 't1' has no true class: say judged='predicted'"),
+        ({"examples": "wrong"}, "on 't1': examples='wrong', but 't1' has no true class"),
+    ):
+        job = replace(JOB, chunk=5, settings={"perturb-text": {"fractions": (0.5,), **own}})
+        made = Run(job, tmp_path / next(iter(own)), explainer("bert/classify"), some)
+        made()
+        assert "t1" not in {row.example for row in made.store.table()}
+        assert made.refused()["perturb-text: saliency"] == why
+    made = Run(replace(JOB, chunk=5), tmp_path / "all", explainer("bert/classify"), some)
+    made()
+    assert {row.example for row in made.store.table() if "correct" not in row.figures} == {"t1"}
+
+
+def test_two_examples_of_one_name_are_told(tmp_path: Path) -> None:
+    rows = [Example("same", text, 0) for text in TEXTS]
+    twice = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+    with pytest.raises(InputError, match="two examples of mine are called 'same'"):
+        Run(JOB, tmp_path / "run", explainer("bert/classify"), twice).cost()
+
+
 def test_half_written_shards_are_none(tmp_path: Path) -> None:
     made = run(tmp_path / "run")
     made()
@@ -171,8 +292,9 @@ def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
     row = Row("m", "d", "e", "a", "truth", "h", "v", "text", {"x": 0.1, "nan": float("inf")}, {"c": [1.0, 2.0]})
     shard = Shard("key", (("h", ("a", "b")),), (row,), {"truth: b": "has no rule"})
     path = store.write(shard)
-    assert store.rows("key") == [row] and store.has("key") == {"h": {"a", "b"}}
-    assert store.refused(["key"]) == {"truth: b": "has no rule"}
+    wanted = {"h": Wanted("truth", frozenset({"a", "b"}))}
+    assert store.rows("key", wanted) == [row] and store.has(store.of("key"), wanted) == {"h": {"a", "b"}}
+    assert store.refused(["key"], wanted) == {"truth: b": "has no rule"}
     first = path.read_bytes()
     assert store.write(shard).read_bytes() == first
 
@@ -216,13 +338,40 @@ def test_settings_as_they_are_typed(text: str, expected: tuple[str, str, Any]) -
     assert named(expected[0], **{expected[1]: expected[2]}).settings[expected[1]] == expected[2]
 
 
-@pytest.mark.parametrize("text", ["fills=mask", "perturb-text.fill=mask", "nothing.seed=1", "truth.seed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("fills=mask", "perturb-text.fill=mask", "nothing.seed=1", "truth.seed", "truth.seed=x", "truth.seed=true"),
+        *(
+            "perturb-text.fractions=0.1,many",
+            "perturb-text.padded_to=wide",
+            "perturb-text.clamp=1",
+            "subsets.draws=2.5",
+        ),
+    ],
+)
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(InputError):
         setting(text)
 
 
+def test_whether_an_example_is_predicted_correctly_stands_in_every_protocol(tmp_path: Path) -> None:
+    job = replace(JOB, protocols=("perturb-text", "subsets", "classes"), settings={"subsets": {"draws": 3}})
+    made = run(tmp_path / "run", job)
+    made()
+    every = {(row.protocol, row.example): row.figures["correct"] for row in made.store.table()}
+    model = explainer("bert/classify")
+    for example in data():
+        true = float(model.explain(example.input, "saliency").prediction["index"] == example.label)
+        assert [every[name, example.id] for name in job.protocols] == [true] * 3
+    assert set(every.values()) == {0.0, 1.0}
+    sections = Finished(tmp_path / "run").sections
+    assert all(0 < len({one.example for one in section.correct}) < len(TEXTS) for section in sections)
+
+
 def test_what_a_job_cannot_be() -> None:
+    with pytest.raises(InputError, match="te-images and bi-images measure the same"):
+        Worker(replace(JOB, protocols=("te-images", "bi-images"), settings={}))
     with pytest.raises(InputError, match="none of the protocols"):
         Worker(replace(JOB, protocols=("truth",)))
     with pytest.raises(InputError, match="no protocol"):
@@ -231,6 +380,30 @@ def test_what_a_job_cannot_be() -> None:
         engine("cluster")
     with pytest.raises(InputError, match="give its name"):
         list(engine("processes")(Worker(JOB, explainer("bert/classify"), data()), [], 1))
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker that opens nothing: its processes import neither torch nor clearhead."""
+    monkeypatch.setattr("clearhead.bench.engines.start_here", id)
+    return SimpleNamespace(job=None, given=None, data_given=None)
+
+
+def test_a_worker_process_that_dies_is_told(light: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.bench.engines.work_here", os._exit)
+    tasks: Any = [1]
+    with pytest.raises(ClearheadError, match=r"a worker process ended .* the same command goes on"):
+        list(engine("processes")(light, tasks, 1, None))
+
+
+def test_whoever_stops_a_run_does_not_wait_for_all_its_chunks(light: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.bench.engines.work_here", time.sleep)
+    tasks: Any = [0.2] * 100
+    running: Any = engine("processes")(light, tasks, 1, None)
+    next(running)
+    stopped = time.monotonic()
+    running.close()
+    assert time.monotonic() - stopped < 10  # all of them would take twenty seconds
 
 
 def test_methods_with_options_are_read_back() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.bench.agreement import Classes
 from clearhead.bench.data import Example
 from clearhead.bench.explaining import explained, with_controls
 from clearhead.bench.protocol import Protocol
@@ -139,6 +140,18 @@ def test_label_randomisation_compares_with_the_other_model(monkeypatch: pytest.M
     assert all(one.figures["rho"] == pytest.approx(1) for one in made if one.method == "position")
     with pytest.raises(InputError, match="other=NAME"):
         LabelRandomisation().measure(ex, examples, explanations)
+
+
+def test_whatever_seed_explanations_were_drawn_with_others_are_drawn_with_it() -> None:
+    """Noise is no difference between two classes, and a control is drawn anew at every step."""
+    ex, examples = explainer("bert/classify"), [Example("0", "you look extremely confused , she hates the book", 0)]
+    for seed in (0, 1, 5):
+        how = Classes()
+        own = explained(ex, examples, [Method("random"), Method("position")], how, seed=seed).by_method
+        assert all(one.figures["rho"] == pytest.approx(1.0) for one in how.measure(ex, examples, own))
+        drawn = Randomisation(steps=2).measure(ex, examples, own)
+        (control,) = (one.curves["rho"] for one in drawn if one.method == "random")
+        assert max(control) < 0.99
 
 
 def test_methods_with_options_of_their_own_are_explained_again_with_them() -> None:

@@ -164,6 +164,8 @@ def test_a_method_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("clearhead.methods.random.Random.finish", lambda self, tape: 1 / 0)
     got = explained(ex, examples, [Method("generic"), Method("random")], Truth())
     assert list(got.by_method) == ["generic"] and "ZeroDivisionError" in got.refused["random"]
+    got = explained(ex, examples, [Method("random")], Truth())
+    assert not got.by_method and "ZeroDivisionError" in got.refused["random"]  # nor does it raise where it is alone
 
 
 def test_a_task_that_is_not_known() -> None:

@@ -127,14 +127,15 @@ class Classes(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        from clearhead.bench.explaining import given, method_of
+        from clearhead.bench.explaining import given, method_of, seed_of
         from clearhead.errors import unknown
 
         if self.other not in ("next", "second"):
             raise unknown("other", self.other, ("next", "second"))
         first = next(iter(explanations.values()))
         targets = [self._against(ex, explanation) for explanation in first]
-        others = ex.explain(**given(examples), method=[method_of(name) for name in explanations], target=targets)
+        methods = [method_of(name) for name in explanations]
+        others = ex.explain(**given(examples), method=methods, target=targets, seed=seed_of(explanations))
         made = []
         for method, own in explanations.items():
             for example, one, other in zip(examples, own, others[method], strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from clearhead.bench.planning import Task
 from clearhead.bench.store import Shard
 from clearhead.bench.working import Worker, start_here, work_here
-from clearhead.errors import InputError, unknown
+from clearhead.errors import ClearheadError, InputError, unknown
 
 Engine = Callable[[Worker, Sequence[Task], int, str | None], Iterator[Shard]]
 ENGINES: dict[str, Engine] = {}
@@ -51,20 +51,25 @@ def local(worker: Worker, tasks: Sequence[Task], workers: int = 1, address: str 
 @register("processes")
 def processes(worker: Worker, tasks: Sequence[Task], workers: int = 2, address: str | None = None) -> Iterator[Shard]:
     """Several processes on this machine, each with the model of its own. Each computes on one thread."""
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     opened_anew("processes", worker)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
+    pool = ProcessPoolExecutor(
+        max(1, workers), mp_context=get_context("spawn"), initializer=start_here, initargs=(worker.job,)
+    )
     try:
-        pool = ProcessPoolExecutor(
-            max(1, workers), mp_context=get_context("spawn"), initializer=start_here, initargs=(worker.job,)
-        )
-        with pool:
-            for done in as_completed([pool.submit(work_here, task) for task in tasks]):
-                yield done.result()
+        for done in as_completed([pool.submit(work_here, task) for task in tasks]):
+            yield done.result()
+    except BrokenExecutor:
+        raise ClearheadError(
+            "a worker process ended before its chunk was done (killed, or out of memory?): the same command goes on "
+            "with what is stored; fewer --workers or a smaller --batch-size need less memory"
+        ) from None
     finally:
+        pool.shutdown(cancel_futures=True)  # whoever stops a run does not wait for chunks that nobody will store
         if before is None:
             os.environ.pop("OMP_NUM_THREADS", None)
         else:

@@ -20,10 +20,18 @@ CONTROLS = ("random", "position")
 
 @dataclass
 class Explained:
-    """By method the explanations, in the order of the examples; and why a method has none."""
+    """By method the explanations, in the order of the examples; and why a method has none.
+
+    some: those of a method that failed on other examples, by place
+    """
 
     by_method: dict[str, list[AnyExplanation]] = field(default_factory=dict)
+    some: dict[str, dict[int, AnyExplanation]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+
+    def places(self, method: str) -> dict[int, AnyExplanation]:
+        """What there is of a method."""
+        return dict(enumerate(self.by_method[method])) if method in self.by_method else self.some.get(method, {})
 
 
 def with_controls(methods: Sequence[str | Method]) -> list[Method]:
@@ -63,27 +71,74 @@ def explained(
     batch_size: int = 8,
     seed: int = 0,
 ) -> Explained:
-    """Every method on every example, together; one by one where one of them fails, so that it fails alone."""
-    try:
-        return Explained(_together(ex, examples, methods, protocol, batch_size, seed))
-    except Exception as problem:
-        if _no_fault_of_a_method(problem) or len(methods) == 1:
-            raise
+    """Every method on every example, together; where one fails, by itself, and then example by example.
+
+    So a method fails alone, and only on the examples that are too much for it.
+    """
+    made, _ = _tried(ex, examples, methods, protocol, batch_size, seed)
+    if made is not None:
+        return Explained(made)
     result = Explained()
     for method in methods:
-        try:
-            result.by_method |= _together(ex, examples, [method], protocol, batch_size, seed)
-        except ClearheadError as problem:
-            result.refused[str(method)] = str(problem)
-        except Exception as problem:
-            if _no_fault_of_a_method(problem):
-                raise
-            result.refused[str(method)] = f"{type(problem).__name__}: {problem}"
+        made, why = _tried(ex, examples, [method], protocol, batch_size, seed)
+        if made is not None:
+            result.by_method |= made
+            continue
+        some, failed = _singly(ex, examples, method, protocol, seed)
+        if some:
+            result.some[str(method)] = some
+        result.refused[str(method)] = on_examples(failed) if some else why
     return result
 
 
-def _no_fault_of_a_method(problem: Exception) -> bool:
-    return isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError"
+def _singly(
+    ex: "Explainer", examples: Sequence[Example], method: Method, protocol: Protocol, seed: int
+) -> tuple[dict[int, AnyExplanation], dict[str, str]]:
+    """The explanations of those examples on which a method does not fail, and why it does on the others."""
+    found, failed = {}, {}
+    for place, example in enumerate(examples if len(examples) > 1 else ()):
+        made, why = _tried(ex, [example], [method], protocol, 1, seed)
+        if made is None:
+            failed[example.id] = why
+        else:
+            found[place] = made[str(method)][0]
+    return found, failed
+
+
+def on_examples(reasons: Mapping[str, str]) -> str:
+    """
+    >>> on_examples({"t1": "it is empty", "t2": "it is long", "t3": "it is empty"})
+    "on 't1', 't3': it is empty; on 't2': it is long"
+    """
+    ids: dict[str, list[str]] = {}
+    for example, why in reasons.items():
+        ids.setdefault(why, []).append(repr(example))
+    return "; ".join(f"on {', '.join(own)}: {why}" for why, own in ids.items())
+
+
+def _tried(
+    ex: "Explainer",
+    examples: Sequence[Example],
+    methods: Sequence[Method],
+    protocol: Protocol,
+    batch_size: int,
+    seed: int,
+) -> tuple[dict[str, list[AnyExplanation]] | None, str]:
+    """The explanations, or why there are none; what is the fault of no method is raised."""
+    try:
+        return _together(ex, examples, methods, protocol, batch_size, seed), ""
+    except ClearheadError as problem:
+        return None, str(problem)
+    except Exception as problem:
+        if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+            raise
+        return None, f"{type(problem).__name__}: {problem}"
+
+
+def seed_of(explanations: Mapping[str, Sequence[AnyExplanation]]) -> int:
+    """What these were drawn with: others that are compared with them are drawn with the same."""
+    first = next(iter(explanations.values()))[0]
+    return int(next(iter(first.parts.values())).certificate.get("seed", 0))
 
 
 def _together(

@@ -1,4 +1,4 @@
-"""Explanations kept beside a run's figures, on request: RUN/explanations/KEY.jsonl.gz, one file a chunk.
+"""Explanations kept beside a run's figures, on request: RUN/explanations, one file for each shard, named like it.
 
 A line is one explanation in its JSON form with its example and the class that its protocol wanted explained; a picture
 stands in a line of its own, once for all methods, and so do the units that people marked in its text. Equal
@@ -9,6 +9,8 @@ import base64
 import gzip
 import io
 import json
+import shutil
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from clearhead.bench.data.base import Example
 from clearhead.bench.data.evidence import evidence_units
+from clearhead.errors import InputError
 from clearhead.explanation import from_dict
 from clearhead.files import whole
 from clearhead.joint import AnyExplanation, JointExplanation
@@ -36,11 +39,13 @@ class Kept:
 
 
 def kept(
-    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Sequence[AnyExplanation]]
+    examples: Sequence[Example], explained: str | int, by_method: Mapping[str, Mapping[int, AnyExplanation]]
 ) -> Iterator[Kept]:
-    """The explanations of a chunk, as they are written."""
+    """The explanations of a chunk, as they are written; by method and place."""
     for place, example in enumerate(examples):
-        first = next(iter(by_method.values()))[place]
+        first = next((own[place] for own in by_method.values() if place in own), None)
+        if first is None:
+            continue
         if first.picture is not None:
             yield Kept(example.id, str(explained), "", {"png": _png(first.picture)})
         text = next((part for part in first.parts.values() if part.units.offsets is not None), None)
@@ -48,21 +53,31 @@ def kept(
             marked = np.flatnonzero(evidence_units(example, text.units))
             yield Kept(example.id, str(explained), "", {"marked": marked.tolist()})
         for method, own in by_method.items():
+            if place not in own:
+                continue
             yield Kept(example.id, str(explained), method, own[place].to_dict(short=True))
 
 
-def write(folder: Path, key: str, every: Iterable[Kept]) -> None:
-    """One chunk's, whole or not at all, beside those that an earlier run of other methods kept of it."""
-    path = folder / FOLDER / f"{key}.jsonl.gz"
+def write(folder: Path, shard: str, every: Iterable[Kept]) -> None:
+    """Those of one shard, whole or not at all."""
+    path = folder / FOLDER / f"{shard}.jsonl.gz"
     path.parent.mkdir(exist_ok=True)
-    before = gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else []
     lines = [json.dumps(vars(one), ensure_ascii=False, allow_nan=False) for one in every]
     with whole(path) as partial:
-        partial.write_bytes(gzip.compress("\n".join(dict.fromkeys([*before, *lines])).encode(), mtime=0))
+        partial.write_bytes(gzip.compress("\n".join(dict.fromkeys(lines)).encode(), mtime=0))
 
 
-def keeps(folder: Path, key: str) -> bool:
-    return (folder / FOLDER / f"{key}.jsonl.gz").exists()
+def keeps(folder: Path, shard: str) -> bool:
+    return (folder / FOLDER / f"{shard}.jsonl.gz").exists()
+
+
+def take(folder: Path, other: Path) -> None:
+    """Those of another run that are not here yet."""
+    new = [path for path in sorted((other / FOLDER).glob("*.jsonl.gz")) if not (folder / FOLDER / path.name).exists()]
+    for path in new:
+        (folder / FOLDER).mkdir(exist_ok=True)
+        with whole(folder / FOLDER / path.name) as partial:
+            shutil.copyfile(path, partial)
 
 
 def read(folder: Path, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], AnyExplanation]:
@@ -86,8 +101,14 @@ def marked(folder: Path, examples: Collection[str]) -> dict[str, list[int]]:
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((folder / FOLDER).glob("*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            yield from map(json.loads, file)
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                yield from map(json.loads, file)
+        except (OSError, EOFError, ValueError, zlib.error) as problem:
+            raise InputError(
+                f"{str(path)!r} cannot be read ({problem}): remove it, and clearhead bench --keep-explanations "
+                "explains that chunk again"
+            ) from None
 
 
 def _pictured(explanation: AnyExplanation, picture: Any) -> AnyExplanation:

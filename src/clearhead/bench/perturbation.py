@@ -92,6 +92,8 @@ class Perturbation(Protocol):
         judges: dict[int, _Judge] = {}
         for place, whole in enumerate(wholes):
             judge = _Judge(whole, looks[clean[place]], self.judged)
+            if self.examples != "all" and judge.correct is None:
+                raise InputError(f"examples={self.examples!r}, but {whole.example.id!r} has no true class")
             if self.examples != "all" and judge.correct != (self.examples == "correct"):
                 continue
             judges[place] = judge
@@ -174,8 +176,9 @@ class Perturbation(Protocol):
             "aopc": float((p[0] - p[1:]).mean()),
             "absolute aopc": float(np.abs(p[0] - p[1:]).mean()),
             "log-odds": float(ratio[1:].mean()),
-            "correct": float(judge.correct),
         }
+        if judge.correct is not None:
+            figures["correct"] = float(judge.correct)
         if direction != "keep":  # what is kept grows along that curve, and the clean input is no end of it
             for curve in ("accuracy", "probability"):
                 figures |= {f"{curve} {convention}": area(x, curves[curve], convention) for convention in CONVENTIONS}
@@ -203,7 +206,7 @@ class _Judge:
         followed = {"gold": self.gold, "predicted": predicted, "explained": explained}[judged]
         assert followed is not None
         self.followed, self.soft = followed, judged == "gold" and isinstance(self.label, Mapping)
-        self.correct = predicted == self.gold if not isinstance(self.label, Mapping) else self._soft(predicted) > 0
+        self.correct = self._correct(predicted)
 
     def _gold(self, whole: Whole, predicted: int, explained: int) -> int | None:
         if whole.example.answer is not None or whole.example.target is not None:
@@ -212,6 +215,12 @@ class _Judge:
             scored = {answer: score for answer, score in self.label.items() if answer in self.classes.labels.values()}
             return self.classes.label_index(max(scored, key=lambda answer: scored[answer])) if scored else None
         return self.label
+
+    def _correct(self, predicted: int) -> bool | None:
+        """None where nobody says what is true."""
+        if isinstance(self.label, Mapping):
+            return self._soft(predicted) > 0
+        return None if self.gold is None else predicted == self.gold
 
     def _soft(self, predicted: int) -> float:
         assert isinstance(self.label, Mapping)

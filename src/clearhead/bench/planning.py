@@ -8,8 +8,9 @@ is computed in a chunk does not depend on where a run was stopped.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import numpy as np
 
@@ -56,13 +57,19 @@ class Job:
     template: str = TEMPLATE
     keep: bool = False
 
-    def made_protocols(self) -> list[Protocol]:
+    def made_protocols(self) -> dict[str, Protocol]:
         strange = [name for name in self.settings if name not in self.protocols]
         if strange:
             raise InputError(f"settings of {', '.join(strange)}, which is none of the protocols of this run")
         if not self.protocols:
             raise InputError(f"no protocol was given: there are {', '.join(protocol_names())}")
-        return [named(name, **self.settings.get(name, {})) for name in self.protocols]
+        made = {name: named(name, **self.settings.get(name, {})) for name in dict.fromkeys(self.protocols)}
+        names: dict[str, str] = {}
+        for name, own in made.items():
+            if own.hash in names:
+                raise InputError(f"{names[own.hash]} and {name} measure the same, by the same settings: ask for one")
+            names[own.hash] = name
+        return made
 
     def opened(self) -> DataSet:
         name, _, task = self.data.partition(":")
@@ -71,7 +78,7 @@ class Job:
         options = dict(self.options)
         if name == "known":
             options |= {"task": task} if task else {}
-            if self.limit is not None:
+            if self.limit is not None and self.indices is None:  # else they are chosen among more
                 options.setdefault("count", self.limit)
         elif name == "coco" and task:
             options["each"] = task.removesuffix("s")
@@ -111,9 +118,14 @@ def chunks(data: DataSet, size: int) -> Iterator[tuple[tuple[int, ...], str]]:
     """The places of each chunk's examples, and one word for their content."""
     if size < 1:
         raise InputError(f"chunk={size}: it must be at least 1")
+    seen: set[str] = set()
     for start in range(0, len(data), size * WINDOW):
         window = range(start, min(start + size * WINDOW, len(data)))
         about = {place: _about(data, place) for place in window}
+        for name, _ in (own for _, own in about.values()):
+            if name in seen:
+                raise InputError(f"two examples of {data.name} are called {name!r}: by their names they are told apart")
+            seen.add(name)
         order = sorted(window, key=lambda place: (about[place][0], place))
         for first in range(0, len(order), size):
             places = tuple(order[first : first + size])
@@ -189,9 +201,37 @@ def setting(text: str) -> tuple[str, str, Any]:
     accepted = list(named(name).settings)
     if what not in accepted:
         raise unknown(f"setting of {name}", what, accepted)
+    made: Any = _value(value)
     if isinstance(before, tuple):
-        return name, what, tuple(_value(part.strip()) for part in value.split(",") if part.strip())
-    return name, what, _value(value)
+        made = tuple(_value(part.strip()) for part in value.split(",") if part.strip())
+    kind = next(one.type for one in fields(named(name)) if one.name == what)
+    if not _fits(made, kind):
+        raise InputError(f"{text!r}: {what} of {name} takes {_in_words(kind)}")
+    return name, what, made
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a setting's type; a whole number is a number, and true is none."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    """
+    >>> _in_words(tuple[float, ...]), _in_words(int | None)
+    ('a number, or several parted by commas', 'a whole number or none')
+    """
+    if get_origin(kind) is tuple:
+        return f"{_in_words(get_args(kind)[0])}, or several parted by commas"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "a word", NoneType: "none"}
+    return words.get(kind, str(kind))
 
 
 def _value(text: str) -> Any:

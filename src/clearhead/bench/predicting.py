@@ -13,6 +13,7 @@ from clearhead.bench.explaining import applicable, explained, method_of
 from clearhead.bench.planning import Task
 from clearhead.bench.running import Run
 from clearhead.bench.working import Worker
+from clearhead.errors import ClearheadError
 from clearhead.files import whole
 
 #: With fewer examples left, timing one of them would take a good part of the run.
@@ -50,19 +51,19 @@ def method_seconds(worker: Worker, task: Task) -> dict[str, float]:
     """What one explanation takes, method by method; those that refuse are left out."""
     settings, _ = task.missing[0]
     protocol = worker.protocols[settings][1]
-    examples = worker.examples(task, protocol)
+    try:
+        examples, _ = worker.examples(task, protocol)
+    except ClearheadError:  # the one that was to be timed cannot be explained; the run will say why
+        return {}
     names = dict.fromkeys(method for _, methods in task.missing for method in methods)
     methods, _ = applicable(worker.ex, [method_of(name) for name in names])
     found: dict[str, float] = {}
     # the first time, a model is tried out, and that is no method's cost
     for method in [*methods[:1], *methods]:
         began = time.perf_counter()
-        try:
-            explained(worker.ex, examples, [method], protocol, worker.job.batch_size, worker.job.seed)
-        except Exception:  # whatever it is, the run itself will say it, with the method's name
-            found.pop(str(method), None)
-            continue
-        found[str(method)] = time.perf_counter() - began
+        made = explained(worker.ex, examples, [method], protocol, worker.job.batch_size, worker.job.seed)
+        if made.by_method:  # if not, the run itself will say why
+            found[str(method)] = time.perf_counter() - began
     return found
 
 

@@ -73,6 +73,8 @@ class Protocol:
 
     def target(self, example: Example) -> Any:
         """What is to be explained of this example, as `Explainer.explain` takes it."""
+        if self.explained not in ("predicted", "gold") and not isinstance(self.explained, int):
+            raise unknown("class to explain", self.explained, ("predicted", "gold", "a number"))
         if example.target is not None:
             return example.target
         if example.among is not None:
@@ -81,8 +83,6 @@ class Protocol:
             return None
         if isinstance(self.explained, int):
             return self.explained
-        if self.explained != "gold":
-            raise unknown("class to explain", self.explained, ("predicted", "gold", "a number"))
         if not isinstance(example.label, int):
             raise InputError(f"explained='gold', but {example.id!r} has no single true class")
         return example.label

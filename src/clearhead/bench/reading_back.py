@@ -171,7 +171,7 @@ class Finished:
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        return self.store.refused(sorted({path.name.partition("-")[0] for path in self.store.shards.glob("*.parquet")}))
+        return self.store.table_lacks()
 
     def _why_empty(self) -> str:
         return "; ".join(f"{what}: {why}" for what, why in sorted(self.refused.items())) or "it had no examples"
@@ -202,4 +202,12 @@ class Finished:
             lines = (self.store.folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()
         except OSError:
             return 0.0
-        return float(sum(json.loads(line)["seconds"] for line in lines))
+        return float(sum(map(_seconds, lines)))
+
+
+def _seconds(line: str) -> float:
+    """Of a line that a killed run left half written, none."""
+    try:
+        return float(json.loads(line)["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return 0.0

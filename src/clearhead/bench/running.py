@@ -20,7 +20,7 @@ from clearhead.bench.engines import engine
 from clearhead.bench.explaining import method_of, with_controls
 from clearhead.bench.planning import Job, Task, base_key, chunks
 from clearhead.bench.protocol import Measurement, Protocol
-from clearhead.bench.store import Store
+from clearhead.bench.store import Store, Wanted
 from clearhead.bench.working import Worker, versions
 
 if TYPE_CHECKING:
@@ -79,17 +79,27 @@ class Run:
     def wanted(self) -> dict[str, Protocol]:
         return {settings: made for settings, (_, made) in self.worker.protocols.items()}
 
+    @property
+    def asked(self) -> dict[str, Wanted]:
+        """The same, as the store takes it."""
+        methods = frozenset(self.methods)
+        return {
+            settings: Wanted(name, methods, made.together) for settings, (name, made) in self.worker.protocols.items()
+        }
+
     def tasks(self) -> list[Task]:
         """The chunks in which something is missing."""
-        found = []
+        found, wanted = [], self.asked
         for key, places in self.plan:
-            kept = not self.job.keep or keeping.keeps(self.store.folder, key)
-            there = self.store.has(key) if kept else {}
+            shards = self.store.of(key)
+            if self.job.keep:
+                shards = [path for path in shards if keeping.keeps(self.store.folder, path.stem)]
+            there = self.store.has(shards, wanted)
             missing = []
-            for settings, made in self.wanted.items():
+            for settings in wanted:
                 lacking = [method for method in self.methods if method not in there.get(settings, ())]
                 if lacking:
-                    missing.append((settings, tuple(self.methods if made.together else lacking)))
+                    missing.append((settings, tuple(lacking)))
             if missing:
                 found.append(Task(key, places, tuple(missing)))
         return found
@@ -120,14 +130,14 @@ class Run:
         began = time.perf_counter()
         for shard in run_engine(self.worker, tasks, workers, address):
             if self.job.keep:
-                keeping.write(self.store.folder, shard.key, shard.kept)
+                keeping.write(self.store.folder, shard.name, shard.kept)
             self.store.write(shard)
             now = time.perf_counter()
             self._note(shard.key, sizes[shard.key], now - began)
             began = now
             report.computed += 1
             advance(sizes[shard.key])
-        self.store.write_table([key for key, _ in self.plan], {settings: set(self.methods) for settings in self.wanted})
+        self.store.write_table([key for key, _ in self.plan], self.asked)
         return report
 
     def take(self, other: str | Path) -> int:
@@ -142,7 +152,7 @@ class Run:
         return [row.measurement for row in self.store.table() if row.settings == settings]
 
     def refused(self) -> dict[str, str]:
-        return self.store.refused(key for key, _ in self.plan)
+        return self.store.refused((key for key, _ in self.plan), self.asked)
 
     def _about(self) -> dict[str, Any]:
         named = {

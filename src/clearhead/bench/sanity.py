@@ -25,7 +25,7 @@ from torch import nn
 
 import clearhead
 from clearhead.bench.data import Example
-from clearhead.bench.explaining import given, method_of
+from clearhead.bench.explaining import given, method_of, seed_of
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
 from clearhead.errors import InputError
 from clearhead.subjects.base import How
@@ -104,7 +104,7 @@ class Randomisation(Protocol):
             ]
             seed = _seed(self.seed, step if not self.cascade else 0)
             with drawn_anew(ex.subject.model, changed, seed):
-                again = self._explained(ex, examples, list(explanations), targets, step)
+                again = self._explained(ex, examples, explanations, targets, step)
             for method, own in explanations.items():
                 for place, (one, other) in enumerate(zip(own, again[method], strict=True)):
                     for stream, part in one.parts.items():
@@ -116,13 +116,12 @@ class Randomisation(Protocol):
         ]
 
     def _explained(
-        self, ex: "Explainer", examples: Sequence[Example], methods: list[str], targets: list[Any], step: int
+        self, ex: "Explainer", examples: Sequence[Example], explanations: Explanations, targets: list[Any], step: int
     ) -> dict[str, Any]:
-        made: dict[str, Any] = ex.explain(
-            **given(examples), method=[method_of(name) for name in methods], target=targets
-        )
-        if "random" in methods:  # it knows no weights: drawn anew, it shows what chance gives
-            made |= ex.explain(**given(examples), method=["random"], target=targets, seed=self.seed + step + 1)
+        methods, seed = [method_of(name) for name in explanations], seed_of(explanations)
+        made: dict[str, Any] = ex.explain(**given(examples), method=methods, target=targets, seed=seed)
+        if "random" in explanations:  # it knows no weights: drawn anew, it shows what chance gives
+            made |= ex.explain(**given(examples), method=["random"], target=targets, seed=seed + self.seed + step + 1)
         return made
 
 
@@ -210,7 +209,8 @@ class LabelRandomisation(Protocol):
             raise InputError("label-randomisation needs the model trained on permuted labels: other=NAME")
         second = clearhead.load(self.other)
         targets = _held(examples, next(iter(explanations.values())))
-        again = second.explain(**given(examples), method=[method_of(name) for name in explanations], target=targets)
+        methods = [method_of(name) for name in explanations]
+        again = second.explain(**given(examples), method=methods, target=targets, seed=seed_of(explanations))
         made = []
         for method, own in explanations.items():
             for example, one, another in zip(examples, own, again[method], strict=True):
@@ -245,10 +245,12 @@ class InputInvariance(Protocol):
         samples = [subject.samples(example.input, How())[0] for example in examples]
         targets = _held(examples, next(iter(explanations.values())))
         made = []
-        methods = [method_of(name) for name in explanations]
+        methods, seed = [method_of(name) for name in explanations], seed_of(explanations)
         with shifted(subject.model, self.constant):
             again = [
-                ex.explain({"pixel_values": sample.inputs["pixel_values"][None] + self.constant}, methods, target)
+                ex.explain(
+                    {"pixel_values": sample.inputs["pixel_values"][None] + self.constant}, methods, target, seed=seed
+                )
                 for sample, target in zip(samples, targets, strict=True)
             ]
         for method, own in explanations.items():

@@ -2,9 +2,9 @@
 
     RUN/run.json             what was asked for (the last time), and the settings behind each hash
     RUN/shards/KEY-WHAT.parquet   the rows of one chunk; KEY: model, examples, versions; WHAT: protocols and methods
-    RUN/explanations/KEY.jsonl.gz   the explanations of one chunk, where they were asked for (`keeping.py`)
+    RUN/explanations/KEY-WHAT.jsonl.gz   the explanations of a shard, where they were asked for (`keeping.py`)
     RUN/timings.jsonl        when and how long: beside the results, never in them
-    RUN/table.parquet        all rows that the job asks for, in the plan's order
+    RUN/table.parquet        all rows that the job asks for, in the plan's order; and why some are not there
 
 Two runs are merged by copying shards together: equal names hold equal rows.
 """
@@ -12,11 +12,12 @@ Two runs are merged by copying shards together: equal names hold equal rows.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.bench import keeping
 from clearhead.bench.protocol import Measurement, Protocol
 from clearhead.errors import InputError
 from clearhead.files import PARTIAL, whole
@@ -66,6 +67,19 @@ class Shard:
         return f"{self.key}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a job asks of one protocol: under which name, and for which methods."""
+
+    name: str
+    methods: frozenset[str]
+    together: bool = False
+
+    def served_by(self, methods: Iterable[str]) -> bool:
+        """Whether a shard made for these methods counts: where pairs are measured, one of other methods lacks some."""
+        return not self.together or self.methods == set(methods)
+
+
 def _arrow() -> Any:
     try:
         import pyarrow
@@ -93,6 +107,17 @@ def _rows(table: "pa.Table") -> list[Row]:
     return [Row(**{**one, "figures": dict(one["figures"]), "curves": dict(one["curves"])}) for one in table.to_pylist()]
 
 
+def _read(path: Path, reader: Callable[[Path], Any], remedy: str) -> Any:
+    try:
+        return reader(path)
+    except (OSError, _arrow().ArrowInvalid) as problem:
+        raise InputError(f"{str(path)!r} cannot be read ({problem}): {remedy}") from None
+
+
+#: What to do about a shard that is damaged. It is not removed unasked: it may be the disk that is at fault.
+REMOVE = "remove it, and the same command computes that chunk again"
+
+
 class Store:
     """One folder. Reading and writing need no model and no GPU."""
 
@@ -103,17 +128,23 @@ class Store:
     def open(self, about: Mapping[str, Any]) -> None:
         """Make the folder a run's, or make sure that it is one."""
         path = self.folder / "run.json"
-        if self.folder.exists() and (not self.folder.is_dir() or (any(self.folder.iterdir()) and not path.exists())):
+        if self.folder.exists() and (not self.folder.is_dir() or (self._strangers() and not path.exists())):
             raise InputError(
                 f"{str(self.folder)!r} is there already and is no benchmark run: give an empty or new --out"
             )
-        self.shards.mkdir(parents=True, exist_ok=True)
-        for leftover in self.shards.glob(f".*{PARTIAL}"):
-            leftover.unlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.shards, self.folder / keeping.FOLDER):
+            for leftover in folder.glob(f".*{PARTIAL}"):
+                leftover.unlink()
         settings = {**(self.about().get("settings", {}) if path.exists() else {}), **about["settings"]}
         with whole(path) as partial:
             said = json.dumps({**about, "settings": settings}, indent=2, ensure_ascii=False, sort_keys=True)
             partial.write_text(said + "\n", encoding="utf-8")
+        self.shards.mkdir(exist_ok=True)
+
+    def _strangers(self) -> bool:
+        """Whether something is here that no run left behind that was killed at its very beginning."""
+        return any(not path.name.endswith(PARTIAL) for path in self.folder.iterdir())
 
     def about(self) -> dict[str, Any]:
         path = self.folder / "run.json"
@@ -134,7 +165,7 @@ class Store:
 
     def made_for(self, path: Path) -> tuple[list[tuple[str, tuple[str, ...]]], dict[str, str]]:
         """What a shard was made for, and what was refused in it."""
-        metadata = _arrow().parquet.read_schema(path).metadata or {}
+        metadata = _read(path, _arrow().parquet.read_schema, REMOVE).metadata or {}
         about = json.loads(metadata.get(b"clearhead", b"{}"))
         return [(settings, tuple(methods)) for settings, methods in about.get("made_for", [])], about.get("refused", {})
 
@@ -142,51 +173,83 @@ class Store:
         """The shards of one chunk."""
         return sorted(self.shards.glob(f"{key}-*.parquet"))
 
-    def has(self, key: str) -> dict[str, set[str]]:
-        """By settings hash, the methods that a chunk was already measured with."""
+    def has(self, shards: Iterable[Path], wanted: Mapping[str, Wanted]) -> dict[str, set[str]]:
+        """By settings hash, the methods that some of a chunk's shards already hold."""
         found: dict[str, set[str]] = {}
-        for path in self.of(key):
+        for path in shards:
             for settings, methods in self.made_for(path)[0]:
-                found.setdefault(settings, set()).update(methods)
+                if settings in wanted and wanted[settings].served_by(methods):
+                    found.setdefault(settings, set()).update(methods)
         return found
 
-    def rows(self, key: str) -> list[Row]:
+    def rows(self, key: str, wanted: Mapping[str, Wanted]) -> list[Row]:
         """The rows of one chunk; what two shards both hold is taken once."""
         found: dict[tuple[str, ...], Row] = {}
         for path in self.of(key):
-            for row in _rows(_arrow().parquet.read_table(path)):
-                found.setdefault((row.settings, row.part, row.method, row.example), row)
+            serving = self.has([path], wanted)
+            for row in _rows(_read(path, _arrow().parquet.read_table, REMOVE)):
+                if row.settings in serving and row.method in wanted[row.settings].methods:
+                    found.setdefault((row.settings, row.part, row.method, row.example), row)
         return [found[where] for where in sorted(found)]
 
-    def write_table(self, keys: Sequence[str], wanted: Mapping[str, set[str]]) -> Path:
+    def write_table(self, keys: Sequence[str], wanted: Mapping[str, Wanted]) -> Path:
         """One table of all chunks, a row group each, so that memory does not grow with their number."""
         pa, path = _arrow(), self.folder / "table.parquet"
-        with whole(path) as partial, pa.parquet.ParquetWriter(partial, _schema(), compression="zstd") as writer:
+        about = {"refused": dict(sorted(self.refused(keys, wanted).items()))}
+        schema = _schema().with_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
+        with whole(path) as partial, pa.parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
             for key in keys:
-                rows = [row for row in self.rows(key) if row.method in wanted.get(row.settings, ())]
-                writer.write_table(_table(rows))
+                writer.write_table(_table(self.rows(key, wanted)))
         return path
 
-    def table(self) -> Iterator[Row]:
-        """The rows of the finished table, a row group at a time."""
+    def _finished(self) -> "pa.parquet.ParquetFile":
         path = self.folder / "table.parquet"
         if not path.exists():
             raise InputError(f"{str(self.folder)!r} has no finished table: run clearhead bench with the same --out")
-        file = _arrow().parquet.ParquetFile(path)
+        return _read(path, _arrow().parquet.ParquetFile, "the same clearhead bench command writes it anew")
+
+    def table(self) -> Iterator[Row]:
+        """The rows of the finished table, a row group at a time."""
+        file = self._finished()
         for group in range(file.num_row_groups):
             yield from _rows(file.read_row_group(group))
 
-    def refused(self, keys: Iterable[str]) -> dict[str, str]:
-        """By protocol and method, why they were not measured."""
-        return {what: why for key in keys for path in self.of(key) for what, why in self.made_for(path)[1].items()}
+    def table_lacks(self) -> dict[str, str]:
+        """Why some rows that were asked for are not in the finished table, by protocol and method."""
+        metadata = self._finished().schema_arrow.metadata or {}
+        lacks: dict[str, str] = json.loads(metadata.get(b"clearhead", b"{}")).get("refused", {})
+        return lacks
+
+    def refused(self, keys: Iterable[str], wanted: Mapping[str, Wanted]) -> dict[str, str]:
+        """By protocol and method, why what is wanted was not measured."""
+        found: dict[str, dict[str, None]] = {}
+        for path in (path for key in keys for path in self.of(key)):
+            made_for, why = self.made_for(path)
+            for settings, methods in made_for:
+                if settings in wanted and wanted[settings].served_by(methods):
+                    asked = {f"{wanted[settings].name}: {method}" for method in wanted[settings].methods}
+                    for what in asked & why.keys():
+                        found.setdefault(what, {})[why[what]] = None
+        return {what: _in_short(list(reasons)) for what, reasons in found.items()}
 
     def merge(self, other: "Store") -> int:
-        """Take over the shards of another run that are not here yet; how many there were."""
+        """Take over the shards of another run that are not here yet, and what it kept; how many shards there were."""
+        keeping.take(self.folder, other.folder)
         new = [path for path in sorted(other.shards.glob("*.parquet")) if not (self.shards / path.name).exists()]
         for path in new:
+            other.made_for(path)  # a damaged one is told now, and not taken
             with whole(self.shards / path.name) as partial:
                 shutil.copyfile(path, partial)
         return len(new)
+
+
+def _in_short(reasons: list[str], most: int = 3) -> str:
+    """
+    >>> _in_short(["a", "b"]), _in_short(list("abcde"))
+    ('a; b', 'a; b; c; and 2 more reasons')
+    """
+    left = len(reasons) - most
+    return "; ".join(reasons[:most]) + (f"; and {left} more reason{'s' * (left > 1)}" if left > 0 else "")
 
 
 def rows_of(

@@ -1,23 +1,28 @@
 """A worker: keeps a model and its data open, and measures chunks. It knows no store and no engine."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import clearhead
 from clearhead.bench.captions import Captions, captions_of
 from clearhead.bench.data import DataSet, Example
-from clearhead.bench.explaining import Explained, applicable, explained, method_of
+from clearhead.bench.explaining import Explained, applicable, explained, method_of, on_examples
 from clearhead.bench.keeping import Kept, kept
 from clearhead.bench.looking import Looks, Scores
 from clearhead.bench.planning import Job, Task, aligned
-from clearhead.bench.protocol import Protocol
+from clearhead.bench.protocol import Measurement, Protocol
 from clearhead.bench.store import Shard, rows_of
 from clearhead.errors import ClearheadError
+from clearhead.joint import AnyExplanation
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
+
+#: The explanations of one method, by the place of their example in the chunk.
+Places = Mapping[int, AnyExplanation]
 
 
 def versions() -> str:
@@ -44,7 +49,7 @@ class Worker:
         self.given, self.data_given = ex, data
         self.bare: Scores = {}
         self.protocols: dict[str, tuple[str, Protocol]] = {
-            made.hash: (name, made) for name, made in zip(job.protocols, job.made_protocols(), strict=True)
+            made.hash: (name, made) for name, made in job.made_protocols().items()
         }
 
     @cached_property
@@ -71,30 +76,83 @@ class Worker:
         shared: dict[str, Explained] = {}
         for settings, methods in task.missing:
             name, protocol = self.protocols[settings]
+            reasons: dict[str, list[str]] = {method: [] for method in methods}
             try:
-                examples = self.examples(task, protocol)
+                examples, strange = self.examples(task, protocol)
                 known = len(shared)
                 own = self._explained(examples, protocol, task, shared)
-                if self.job.keep and own.by_method and len(shared) > known:
-                    keep += kept(examples, protocol.explained, own.by_method)
-                mine = {method: own.by_method[method] for method in methods if method in own.by_method}
-                refused |= {f"{name}: {method}": own.refused[method] for method in methods if method in own.refused}
-                measured = protocol.measure(self.ex, examples, mine, looks) if mine else []
+                if self.job.keep and len(shared) > known:
+                    keep += kept(examples, protocol.explained, {one: own.places(one) for one in self._methods(task)})
+                for method in methods:
+                    reasons[method] += [own.refused[method]] if method in own.refused else []
+                measured = []
+                for part in _alike(own, methods, protocol.together):
+                    found, failed = self._measured(protocol, examples, part, looks)
+                    measured += found
+                    for method in part if failed or strange else ():
+                        reasons[method].append(on_examples(strange | failed))
             except ClearheadError as problem:
-                refused |= {f"{name}: {method}": str(problem) for method in methods}
-                continue
+                reasons = {method: [str(problem)] for method in methods}
+                measured = []
+            else:
+                measured = _judged(measured, examples, own)
+            refused |= {f"{name}: {method}": "; ".join(own) for method, own in reasons.items() if own}
             rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
         return Shard(task.key, task.missing, tuple(rows), refused, tuple(keep))
+
+    def _measured(
+        self, protocol: Protocol, examples: Sequence[Example], found: Mapping[str, Places], looks: Looks
+    ) -> tuple[list[Measurement], dict[str, str]]:
+        """What a protocol says of these methods, which all explain the same examples; and on which it fails."""
+        places = list(next(iter(found.values())))
+
+        def measure(some: Sequence[int]) -> Sequence[Measurement]:
+            mine = {method: [own[place] for place in some] for method, own in found.items()}
+            return protocol.measure(self.ex, [examples[place] for place in some], mine, looks)
+
+        try:
+            return list(measure(places)), {}
+        except ClearheadError:
+            made: list[Measurement] = []
+            failed: dict[str, str] = {}
+            for place in places:
+                try:
+                    made += measure([place])
+                except ClearheadError as problem:
+                    failed[examples[place].id] = str(problem)
+            if len(failed) == len(places):
+                raise
+            return made, failed
 
     @cached_property
     def captions(self) -> Captions | None:
         return captions_of(self.ex, self.data, self.job.template)
 
-    def examples(self, task: Task, protocol: Protocol) -> list[Example]:
-        """A chunk's examples as this model takes them: its own labels, or captions for labels."""
+    def examples(self, task: Task, protocol: Protocol) -> tuple[list[Example], dict[str, str]]:
+        """A chunk's examples as this model takes them; and of which there is nothing to explain."""
+        found: list[Example] = []
+        strange: dict[str, str] = {}
+        for place in task.places:
+            example = self.data[place]
+            try:
+                posed = self._posed(example, protocol)
+                protocol.target(posed)
+                found.append(posed)
+            except ClearheadError as problem:
+                if len(strange) + 1 == len(task.places):
+                    raise
+                strange[example.id] = str(problem)
+        return found, strange
+
+    def _posed(self, example: Example, protocol: Protocol) -> Example:
+        """With its label as the model numbers it, or with a caption for it."""
         if self.captions is not None:
-            return [self.captions.posed(self.data[place], protocol) for place in task.places]
-        return [aligned(self.data[place], self.data, self.ex) for place in task.places]
+            return self.captions.posed(example, protocol)
+        return aligned(example, self.data, self.ex)
+
+    def _methods(self, task: Task) -> list[str]:
+        """All methods of the chunk, whichever protocol asks: what a chunk gives must not depend on what was there."""
+        return list(dict.fromkeys(method for _, methods in task.missing for method in methods))
 
     def _explained(
         self, examples: Sequence[Example], protocol: Protocol, task: Task, shared: dict[str, Explained]
@@ -102,13 +160,48 @@ class Worker:
         targets = repr([protocol.target(example) for example in examples])
         targets += "" if self.captions is None else repr(protocol.explained)
         if targets not in shared:
-            # all methods of the chunk, whichever protocol asks: what a chunk gives must not depend on what was there
-            names = list(dict.fromkeys(method for _, methods in task.missing for method in methods))
-            methods, refused = applicable(self.ex, [method_of(name) for name in names])
+            methods, refused = applicable(self.ex, [method_of(name) for name in self._methods(task)])
             found = explained(self.ex, examples, methods, protocol, self.job.batch_size, self.job.seed)
             found.refused |= refused
             shared[targets] = found
         return shared[targets]
+
+
+def _judged(measured: Sequence[Measurement], examples: Sequence[Example], own: Explained) -> list[Measurement]:
+    """The same, each with whether its example is predicted correctly, as far as it does not say so itself."""
+    found = {
+        examples[place].id: correct(examples[place], one)
+        for method in [*own.by_method, *own.some]
+        for place, one in own.places(method).items()
+    }
+    known = {example: {"correct": float(one)} for example, one in found.items() if one is not None}
+    return [replace(one, figures={**known.get(one.example, {}), **one.figures}) for one in measured]
+
+
+def correct(example: Example, explanation: AnyExplanation) -> bool | None:
+    """Whether the model's own class is the true one; None where nobody says what is true, or there are no classes."""
+    part = next(iter(explanation.parts.values()))
+    predicted = part.prediction.get("index")
+    if predicted is None or "value" in part.prediction or example.among is not None:
+        return None
+    if isinstance(example.label, Mapping):
+        return example.label.get(part.prediction["label"], 0.0) > 0
+    # what an example says is to be explained is its true class
+    told = example.target is not None or example.answer is not None
+    true = part.target.get("index") if told else example.label
+    return bool(predicted == true) if isinstance(true, int) else None
+
+
+def _alike(own: Explained, methods: Sequence[str], together: bool) -> list[dict[str, Places]]:
+    """Methods with what they explain, those of the same examples together; all of them where pairs are measured."""
+    found = {method: own.places(method) for method in methods if own.places(method)}
+    if together and found:
+        shared = set.intersection(*(set(one) for one in found.values()))
+        found = {method: {place: one[place] for place in sorted(shared)} for method, one in found.items() if shared}
+    groups: dict[tuple[int, ...], dict[str, Places]] = {}
+    for method, one in found.items():
+        groups.setdefault(tuple(one), {})[method] = one
+    return list(groups.values())
 
 
 _HERE: list[Any] = []

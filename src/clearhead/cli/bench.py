@@ -144,7 +144,7 @@ def bench(
         put.print_json({**report.to_dict(), "refused": run.refused()})
     else:
         _show(run)
-        print(f"{report.computed} chunks computed, {report.there_before} were there before: {out / 'table.parquet'}")
+        print(f"chunks: {report.computed} computed, {report.there_before} there before; {out / 'table.parquet'}")
     if next(run.store.table(), None) is None:
         process.say("nothing could be measured; why is said above, and with --json under refused", process.ROWS_FAILED)
         raise typer.Exit(process.ROWS_FAILED)
@@ -194,9 +194,12 @@ def _show(run: "Run") -> None:
     from clearhead.bench.reading_back import Section
     from clearhead.bench.tables import agreement_of_parts, markdown, plain
 
+    refused = run.refused()
     for settings, (name, protocol) in run.worker.protocols.items():
         section = Section(name, settings, protocol.settings, protocol, run.measurements(settings))
-        for table in (table for figure in protocol.headline for table in section.tables(figure)):
+        if not section.measurements and not any(what.startswith(f"{name}: ") for what in refused):
+            print(f"\nnot measured: {name}: none of the examples has what its settings ask for")
+        for table in (table for figure in section.headline for table in section.tables(figure)):
             shown = markdown(table.columns, table.smaller_is_better)
             print(f"\n{name}: {table.figure} ({table.better} is better)\n\n{shown}")
             for (one, other), tau in agreement_of_parts(table.columns).items():
@@ -204,7 +207,7 @@ def _show(run: "Run") -> None:
         for part, by_method in section.overall().items():
             print(f"\n{name}: {part}, over all examples at once\n\n{plain(by_method)}")
     reasons: dict[tuple[str, str], list[str]] = {}
-    for what, why in sorted(run.refused().items()):
+    for what, why in sorted(refused.items()):
         name, _, method = what.partition(": ")
         reasons.setdefault((name, why), []).append(method)
     for (name, why), methods in reasons.items():
