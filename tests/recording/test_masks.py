@@ -147,19 +147,31 @@ def test_a_mask_that_is_moved_is_still_nowhere() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor has that is made anew."""
+    """How many numbers the largest tensor has that is made anew, and how many bytes."""
 
-    numbers = 0
+    numbers = memory = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        sizes = [part.untyped_storage().nbytes() // part.itemsize for part in tree_leaves(made) if _is_tensor(part)]
-        self.numbers = max(self.numbers, *sizes, 0) if sizes else self.numbers
+        for part in filter(_is_tensor, tree_leaves(made)):
+            self.memory = max(self.memory, part.untyped_storage().nbytes())
+            self.numbers = max(self.numbers, part.untyped_storage().nbytes() // part.itemsize)
         return made
 
 
 def _is_tensor(part: Any) -> bool:
     return isinstance(part, torch.Tensor) and part.device.type != "meta"
+
+
+def test_a_whole_mask_takes_no_more_than_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window both ways is made of distances, of eight bytes each: of few queries at a time."""
+    monkeypatch.setattr(masks, "CELLS", 2 * LENGTH * LENGTH)
+    found = masks.described(**asked("window both ways", True))
+    assert isinstance(found, Described)
+    with Largest() as largest:
+        made = found.cells(slice(0, LENGTH), slice(0, LENGTH))
+    assert torch.equal(made, transformers_masks.sdpa_mask(**asked("window both ways", True)))
+    assert largest.memory <= 2 * LENGTH * LENGTH
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -92,8 +92,8 @@ class Described(Tensor):
 
     @cached_property
     def whole(self) -> Bool[Tensor, "batch 1 query key"]:
-        _, _, queries, keys = self.shape
-        return self._made(slice(0, queries), slice(0, keys))
+        parts = [self._made(rows, slice(0, self.shape[3])) for rows in self._pieces()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def cells(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
         batch, _, queries, count = self.shape
@@ -131,12 +131,17 @@ class Described(Tensor):
 
     def _is(self, facts: Facts) -> bool:
         batch, _, queries, count = self.shape
-        keys, size = slice(0, count), max(1, CELLS // (batch * count))
+        keys = slice(0, count)
         # a wrong guess differs in the middle, where there is something before a query and something after it
-        middle = slice(queries // 2, queries // 2 + 1)
-        tiles = (middle, *(slice(start, min(start + size, queries)) for start in range(0, queries, size)))
+        tiles = (slice(queries // 2, queries // 2 + 1), *self._pieces())
         made = self._made if batch * queries * count > CELLS else self.cells
         return all(bool((made(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
+
+    def _pieces(self) -> list[slice]:
+        """So many queries at a time as are looked at together: a distance, before it is a cell, takes eight bytes."""
+        batch, _, queries, count = self.shape
+        size = max(1, CELLS // (8 * batch * count))
+        return [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
 
     def span(self, rows: slice) -> slice:
         """From the first key that one of these queries sees to the last; all, if there is none."""
