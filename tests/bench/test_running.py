@@ -240,6 +240,22 @@ def test_a_method_that_fails_on_one_example_is_measured_on_the_others(
     assert set(kept) == {("t1", "saliency"), ("t0", "random")}
 
 
+def test_scores_that_are_no_numbers_are_told_and_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.methods.random import Random
+
+    finish = Random.finish
+
+    def strange(self: Any, tape: Any) -> Any:
+        made, short = finish(self, tape), self.frame.valid.sum(-1) < 5
+        return replace(made, scores=made.scores.masked_fill(short[:, None, None], float("nan")))
+
+    monkeypatch.setattr(Random, "finish", strange)
+    made = run(tmp_path / "run", replace(JOB, chunk=5))
+    made()
+    assert "t1" not in {row.example for row in made.store.table() if row.method == "random"}
+    assert made.refused()["perturb-text: random"] == "on 't1': scores of random are no numbers (NaN; text)"
+
+
 def test_an_example_without_a_class_costs_no_other(tmp_path: Path) -> None:
     rows = [Example(f"t{i}", text, None if i == 1 else 0) for i, text in enumerate(TEXTS)]
     some = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clearhead.bench.data.base import Example
 from clearhead.bench.protocol import Protocol
-from clearhead.errors import ClearheadError, InputError
+from clearhead.errors import ClearheadError, InputError, Refusal
 from clearhead.joint import AnyExplanation
 from clearhead.methods.base import Method
 
@@ -156,7 +158,17 @@ def _together(
         "seed": seed,
     }
     found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **options)
+    for name, explanations in found.items():
+        for e in explanations:
+            _check_numbers(name, e)
     return found
+
+
+def _check_numbers(method: str, e: AnyExplanation) -> None:
+    """NaN would be ranked somewhere and averaged without a word: it is a failure of the method, told like any other."""
+    strange = [stream for stream, part in e.parts.items() if np.isnan(part.scores).any()]
+    if strange:
+        raise Refusal(f"scores of {method} are no numbers (NaN; {', '.join(strange)})")
 
 
 def given(examples: Sequence[Example]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ export const curves = (given) => {
   const { across, lines, level, dots = lines.every((line) => line.x.length <= 26) } = given;
   const xs = numbers(lines.flatMap((line) => line.x), { whole: given.whole, tight: true });
   const ys = numbers([...lines.flatMap((line) => [...line.y, ...(line.low ?? []), ...(line.high ?? [])]), level?.at ?? 0], { range: given.range });
-  const own = hues(lines), look = (line, place) => ({ ...painted(own[place], line.grey), "stroke-dasharray": line.grey ? DASHES[1] : DASHES[Math.floor(own[place] / INKS.length) % DASHES.length] });
+  const own = hues(lines), look = (line, place) => ({ ...painted(own[place], line.grey), "stroke-dasharray": line.grey ? DASHES[1 + own[place] % (DASHES.length - 1)] : DASHES[Math.floor(own[place] / INKS.length) % DASHES.length] });
   const known = (line) => [...line.x.keys()].filter((i) => !isMissing(line.y[i]));
   const said = lines.map((line) => { const seen = known(line); return seen.length ? `${line.name} from ${number(line.y[seen[0]], 3)} to ${number(line.y[seen.at(-1)], 3)}` : line.name; }).join("; ");
   const picture = framed(given, xs, ys, said, (x, y) => {
