@@ -8,7 +8,9 @@ run again with fewer rows. What comes out does not depend on it.
 `passes_of`, `note` and `at_most` are for those who make passes; without a budget they do nothing.
 """
 
+import ctypes
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator
@@ -133,15 +135,14 @@ class _Counted:
     """What passes of one kind took at most.
 
     peak: the batch of so many rows, whose longest sample has so many units, with all that was held before
-    held, inside, more: what was held when passes within began (points on a path, altered inputs), how many rows the
-    largest of these had, and what that took beyond
+    held, more: what was held when passes within began (points on a path, altered inputs), and the most that one of
+    these took beyond, for each of its rows
     """
 
     width: int
     rows: int
     peak: float
     held: float = 0
-    inside: int = 1
     more: float = 0
 
     def scale(self, width: int) -> float:
@@ -149,13 +150,13 @@ class _Counted:
 
     def batch(self, room: float, width: int) -> int:
         """How many samples may share a batch; passes within hold each of them once at least."""
-        one = max(self.peak / self.rows, self.held / self.rows + self.more / self.inside)
+        one = max(self.peak / self.rows, self.held / self.rows + self.more)
         return int(room / max(one * self.scale(width), 1))
 
     def within(self, room: float, width: int, rows: int) -> int:
         """How many rows passes within may have, beside a batch of so many."""
         left = room / self.scale(width) - self.held * rows / self.rows
-        return int(left / max(self.more / self.inside or self.peak / self.rows, 1))
+        return int(left / max(self.more or self.peak / self.rows, 1))
 
 
 @dataclass
@@ -170,9 +171,11 @@ class Budget:
     kind: str = ""
     width: int = 0
     rows: int = 0  # of the batch
-    inside: int = 0  # of the largest pass within; 0 for none
+    inside: int = 0  # of the pass within that is under way; 0 for none
     peak: float = 0  # of the batch, until passes within began
     held: float = 0
+    more: float = 0  # of the passes within: those of one method may take more, and those of another have more rows
+    highest: float = 0
     most: int = 1
     needed: float = 0
 
@@ -208,7 +211,9 @@ class Budget:
     @contextmanager
     def passes(self, kind: str, rows: int, width: int) -> Iterator[None]:
         """All passes of one kind over a batch."""
+        _give_back()
         self.kind, self.rows, self.width, self.inside = kind, rows, width, 0
+        self.more = self.highest = 0
         known = self._known(kind)
         room = 1 if known is None else known.within(self.size * AIM, width, rows)
         self.most = self._capped(kind, width, room)
@@ -218,19 +223,27 @@ class Budget:
             return
         peak, held, more = float(self.meter.peak), 0.0, 0.0
         if self.inside:
-            peak, held, more = self.peak, self.held, self.meter.peak - self.held
-        self.needed = max(self.needed, peak, held + more)
-        self.counted[kind] = _Counted(width, rows, peak, held, self.inside or 1, more)
+            peak, held, more = self.peak, self.held, self._more()
+        self.needed = max(self.needed, peak, self.highest)
+        self.counted[kind] = _Counted(width, rows, peak, held, more)
 
     def note(self, rows: int) -> None:
         """A pass of so many rows comes, within those of one kind."""
         if not self.kind:
             return
-        if self.meter is not None and not self.inside:
-            self.peak, self.held = self.meter.peak, self.meter.live
-            self._start()
-        self.inside = max(self.inside, rows)
-        self._limit()
+        if self.meter is not None:
+            if self.inside:
+                self.more = self._more()
+            else:
+                self.peak, self.held = self.meter.peak, self.meter.live
+        self.inside = rows
+        self._start()
+
+    def _more(self) -> float:
+        """What a row of a pass within takes at most, the one under way among them."""
+        assert self.meter is not None
+        self.highest = max(self.highest, self.meter.peak)
+        return max(self.more, (self.meter.peak - self.held) / self.inside)
 
     def _start(self) -> None:
         if self.meter is not None:
@@ -252,7 +265,7 @@ class Budget:
         """How many rows passes within may have, by what was counted since they began."""
         if self.meter is None or self.kind in self.counted or not self.inside:
             return self.most
-        so_far = _Counted(self.width, self.rows, self.peak, self.held, self.inside, max(self.meter.peak - self.held, 1))
+        so_far = _Counted(self.width, self.rows, self.peak, self.held, max(self._more(), 1))
         room = so_far.within(self.size * AIM, self.width, self.rows)
         return self._capped(self.kind, self.width, min(room, 4 * self.inside))
 
@@ -262,6 +275,12 @@ def too_small(size: int, width: int, needed: str) -> InputError:
         f"memory={in_words(size)!r} is too small: one input of {width} units needs {needed} with these methods (beside "
         "the model itself). Allow more, shorten the input (max_length=), or explain it with fewer methods at a time"
     )
+
+
+def _give_back() -> None:
+    """Hand what was freed to the system: glibc keeps it, and what passes of each kind had would add up."""
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 class _Here(threading.local):

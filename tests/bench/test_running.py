@@ -253,7 +253,7 @@ def test_scores_that_are_no_numbers_are_told_and_not_averaged(tmp_path: Path, mo
     made = run(tmp_path / "run", replace(JOB, chunk=5))
     made()
     assert "t1" not in {row.example for row in made.store.table() if row.method == "random"}
-    assert made.refused()["perturb-text: random"] == "on 't1': scores of random are no numbers (NaN; text)"
+    assert made.refused()["perturb-text: random"] == "on 't1': its scores are no numbers (NaN; text)"
 
 
 def test_an_example_without_a_class_costs_no_other(tmp_path: Path) -> None:
@@ -272,6 +272,28 @@ def test_an_example_without_a_class_costs_no_other(tmp_path: Path) -> None:
     made = Run(replace(JOB, chunk=5), tmp_path / "all", explainer("bert/classify"), some)
     made()
     assert {row.example for row in made.store.table() if "correct" not in row.figures} == {"t1"}
+
+
+def test_methods_of_other_examples_do_not_fail_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One method has only an example on which the protocol fails: the others keep theirs."""
+    from clearhead.methods.random import Random
+
+    finish = Random.finish
+
+    def of_the_short_one(self: Any, tape: Any) -> Any:
+        return finish(self, tape) if self.frame.valid.sum(-1).max() < 5 else 1 / 0
+
+    monkeypatch.setattr(Random, "finish", of_the_short_one)
+    rows = [Example(f"t{i}", text, None if i == 1 else 0) for i, text in enumerate(TEXTS)]
+    some = DataSet("mine", "all", "CC0", ("LABEL_0", "LABEL_1"), lambda: rows, lambda row: row)
+    job = replace(JOB, chunk=5, settings={"perturb-text": {"fractions": (0.5,), "judged": "gold"}})
+    made = Run(job, tmp_path / "run", explainer("bert/classify"), some)
+    made()
+    measured = {(row.method, row.example) for row in made.store.table() if row.protocol == "perturb-text"}
+    assert {example for method, example in measured if method == "saliency"} == {"t0", "t2", "t3", "t4"}
+    assert not any(method == "random" for method, _ in measured)
+    why = made.refused()["perturb-text: random"]
+    assert "ZeroDivisionError" in why and "'t1' has no true class" in why
 
 
 def test_two_examples_of_one_name_are_told(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ import copy
 import pytest
 import torch
 
-from clearhead.plan import Plan
 from clearhead.methods import REGISTRY, Method
-from clearhead.plan import Reading
+from clearhead.plan import Plan, Reading
 from clearhead.recording.recorder import Recorder
 from clearhead.subjects import How
 from clearhead.targets import make_target

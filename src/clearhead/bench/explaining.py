@@ -158,17 +158,16 @@ def _together(
         "seed": seed,
     }
     found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **options)
-    for name, explanations in found.items():
-        for e in explanations:
-            _check_numbers(name, e)
+    for e in (e for explanations in found.values() for e in explanations):
+        _check_numbers(e)
     return found
 
 
-def _check_numbers(method: str, e: AnyExplanation) -> None:
+def _check_numbers(e: AnyExplanation) -> None:
     """NaN would be ranked somewhere and averaged without a word: it is a failure of the method, told like any other."""
     strange = [stream for stream, part in e.parts.items() if np.isnan(part.scores).any()]
     if strange:
-        raise Refusal(f"scores of {method} are no numbers (NaN; {', '.join(strange)})")
+        raise Refusal(f"its scores are no numbers (NaN; {', '.join(strange)})")
 
 
 def given(examples: Sequence[Example]) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class Store:
             for settings, methods in made_for:
                 if settings in wanted and wanted[settings].served_by(methods):
                     asked = {f"{wanted[settings].name}: {method}" for method in wanted[settings].methods}
-                    for what in asked & why.keys():
+                    for what in sorted(asked & why.keys()):
                         found.setdefault(what, {})[why[what]] = None
         return {what: _in_short(list(reasons)) for what, reasons in found.items()}
 

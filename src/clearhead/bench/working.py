@@ -85,9 +85,17 @@ class Worker:
                     keep += kept(examples, protocol.explained, {one: own.places(one) for one in self._methods(task)})
                 for method in methods:
                     reasons[method] += [own.refused[method]] if method in own.refused else []
-                measured = []
-                for part in _alike(own, methods, protocol.together):
-                    found, failed = self._measured(protocol, examples, part, looks)
+                measured, groups = [], _alike(own, methods, protocol.together)
+                for method in methods:
+                    if own.places(method) and not any(method in part for part in groups):
+                        reasons[method].append("it is measured together with others, and no example has them all")
+                for part in groups:
+                    try:
+                        found, failed = self._measured(protocol, examples, part, looks)
+                    except ClearheadError as problem:  # of these methods alone: others explain other examples
+                        found, failed = [], {}
+                        for method in part:
+                            reasons[method].append(str(problem))
                     measured += found
                     for method in part if failed or strange else ():
                         reasons[method].append(on_examples(strange | failed))

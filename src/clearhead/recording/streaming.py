@@ -32,8 +32,8 @@ from clearhead.recording.tiles import Gradients as Gradients
 CELLS = 2**22
 LEAST_ROWS = 16
 
-#: So many keys at a time are left out of a tile that makes outputs. To add up fewer products is to round otherwise, and
-#: where attention is sharp the layers above make much of it: up to this length tiles round as whole maps do.
+#: Up to so many keys, tiles that make outputs leave none out: to add up fewer products is to round otherwise, and where
+#: attention is sharp the layers above make much of it.
 KEYS = 4096
 
 #: What is handed each tile: its queries, their attention, and the gradient of it (None: there is none).
@@ -116,7 +116,7 @@ class Streamed:
         query, key, value = self._parts()
         parts = [
             self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
-            for rows, keys in ((rows, _widened(keys, key.shape[2])) for rows, keys in self._spans(hidden=False))
+            for rows, keys in self._spans(hidden=key.shape[2] <= KEYS)
         ]
         return torch.cat(parts, dim=1), ()
 
@@ -292,14 +292,6 @@ class _Back(torch.autograd.Function):
 def _joined(parts: Sequence[Gradients]) -> Gradients:
     dq, dk, dv = (torch.cat(same) for same in zip(*parts, strict=True))
     return dq, dk, dv
-
-
-def _widened(keys: slice, count: int) -> slice:
-    """
-    >>> _widened(slice(500, 700), 9000), _widened(slice(5000, 8300), 9000)
-    (slice(0, 4096, None), slice(4096, 9000, None))
-    """
-    return slice(keys.start // KEYS * KEYS, min(-(-keys.stop // KEYS) * KEYS, count))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
