@@ -443,12 +443,20 @@ def beside(before: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[st
         measured |= set(found)
     return {
         **before,
-        "device": " and ".join(sorted({before["device"], new["device"]})),
+        **{name: _joined(before[name], new[name]) for name in ("device", "versions")},
         "seconds": round(before["seconds"] + new["seconds"], 1),
         "refused": {w: why for w, why in before["refused"].items() if _method(w) not in measured} | new["refused"],
         "left_out": {method: why for method, why in before["left_out"].items() if method not in measured},
         "tables": tables,
     }
+
+
+def _joined(before: str, new: str) -> str:
+    """
+    >>> _joined("CPU and NVIDIA H200", "CPU")
+    'CPU and NVIDIA H200'
+    """
+    return " and ".join(sorted({*before.split(" and "), *new.split(" and ")}))
 
 
 def write(rows: Path, docs: Path) -> None:
