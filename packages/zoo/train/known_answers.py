@@ -40,14 +40,18 @@ HEAD = """# Which methods find the known reason?
 Every method of clearhead on the zoo's models whose reasons are known by construction, with the settings that are its
 default. {measured} After the dot, the rank; methods that cannot be told apart on these examples (paired Wilcoxon tests,
 Holm's correction) share a range of ranks. Rows are in the order of their means over the columns: to read by, not a
-ranking. "(24 others)": measured on so many examples that are not those of the other methods, so there is a mean and no
-rank. "–": the method does not apply; why not is said by `ex.methods()`.{missing} `recall-4k`, whose inputs are long, is
-in the [leaderboard](leaderboard.md) and not on this page.
+ranking.{others} "–": the method does not apply; why not is said by `ex.methods()`.{missing} `recall-4k`, whose inputs
+are long, is in the [leaderboard](leaderboard.md) and not on this page.
 
 {where}
 
 Made by `make known-answers`.
 """
+
+OTHERS = (
+    ' "(24 others)": measured on so many examples that are not those of the other methods, so there is a mean and no '
+    "rank."
+)
 
 #: A model's stream and a method's name.
 Place = tuple[str, str, str]
@@ -83,7 +87,9 @@ def tabled(known: Mapping[Place, Known]) -> dict[str, list[Column]]:
 
 def page(known: Mapping[Place, Known], tables: Mapping[str, list[Column]]) -> str:
     count = max(len(column.examples) for column in tables[FIGURES[0]])
-    head = HEAD.format(measured=MEASURED.format(count=f"up to {count}"), where=in_words(known), missing=missing(known))
+    others = OTHERS if any(column.apart for table in tables.values() for column in table) else ""
+    told = MEASURED.format(count=f"up to {count}")
+    head = HEAD.format(measured=told, others=others, where=in_words(known), missing=missing(known))
     parts = [f"## {figure.capitalize()}\n\n{markdown(table)}\n" for figure, table in tables.items()]
     return "\n".join([head, *parts])
 
