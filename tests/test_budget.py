@@ -9,7 +9,7 @@ import torch
 
 import clearhead
 from clearhead import Explainer, InputError
-from clearhead.budget import Budget, Meter, OverBudget
+from clearhead.budget import Budget, Meter, OverBudget, note, passes_of
 from tests import models
 from tests.laws import cases, snapshot
 
@@ -82,6 +82,17 @@ def test_steps_are_run_in_parts_too() -> None:
         e = ex.explain([text, text], memory=free.peak // 2)[1]
     assert kept.peak <= free.peak // 2
     cases.assert_alike(e, expected, 1e-9)
+
+
+def test_passes_of_two_methods_are_counted_each_by_its_own_rows() -> None:
+    """One takes a megabyte a row, the other little, in many rows: the mean of both would be too few for the first."""
+    budget, width = Budget(2**30), 10
+    with budget.batch(["path"], width, torch.device("cpu")), passes_of("path", 1, width):
+        for rows, each in ((1, 2**20), (64, 2**10)):
+            note(rows)
+            torch.zeros(rows * each, dtype=torch.uint8)
+    assert budget.counted["path"].within(8 * 2**20, width, rows=1) == 8
+    assert budget.needed == 2**20
 
 
 def test_too_small_for_one_says_how_much_one_needs() -> None:
