@@ -17,6 +17,7 @@ from clearhead.bench.protocol import ranking
 from clearhead.bench.removing import inpainted
 from clearhead.errors import InputError
 from clearhead.methods.base import Method
+from tests import joint_models
 from tests.bench.replicas import perturbation as replica
 from tests.models import explainer, inputs
 
@@ -297,3 +298,58 @@ def test_regions_equal_the_replica() -> None:
             logits.append(output.question_answering_score[0].tolist())
         expected = replica.figures(logits, how.fractions, example.label)  # type: ignore[arg-type]
         assert {name: one.figures[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+
+
+def without_regions(fill: str, gone: set[int], inputs: dict[str, Any]) -> dict[str, Any]:
+    features = inputs["visual_embeds"]
+    seen = torch.ones(1, features.shape[1], dtype=torch.long)
+    if fill == "delete":
+        kept = [i for i in range(features.shape[1]) if i not in gone]
+        return {**inputs, "visual_embeds": features[:, kept], "visual_attention_mask": seen[:, kept]}
+    features, mean = features.clone(), features.mean(1)
+    for place in gone:
+        if fill == "mean":
+            features[:, place] = mean
+        else:
+            seen[:, place] = 0
+    return {**inputs, "visual_embeds": features, "visual_attention_mask": seen}
+
+
+def without_words(fill: str, gone: set[int], inputs: dict[str, Any]) -> dict[str, Any]:
+    kept = [i for i in range(inputs["input_ids"].shape[1]) if i not in gone]
+    along = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: part[:, kept] if name in along else part for name, part in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("visual_bert", Regions(judged="gold", fractions=(0.25, 0.5), fills=(f,))) for f in ("delete", "attention")),
+        ("visual_bert", Regions(judged="gold", fractions=(0.25, 0.5), fills=("mean",))),
+        *(
+            (name, Texts(judged="gold", stream="text", fractions=(0.5,), fills=("delete",)))
+            for name in ("visual_bert", "vilt")
+        ),
+    ],
+)
+def test_one_sequence_equals_the_replica(name: str, how: Any) -> None:
+    """Words and regions of models that read them as one sequence: what is left moves up."""
+    ex = joint_models.explainer(name)
+    examples = [Example(f"x{i}", given, i) for i, given in enumerate(joint_models.inputs(name))]
+    stream = "text" if isinstance(how, Texts) else "regions"
+    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    made = how.measure(ex, examples, explanations)
+    assert {one.example for one in made} == {"x0", "x1", "x2"}
+    model, remove = ex.subject.model, without_words if stream == "text" else without_regions
+    for one in made:
+        place = int(one.example[1:])
+        e, given = explanations["saliency"][place][stream], joint_models.model_inputs(name, examples[place].input)
+        movable = [i for i, special in enumerate(e.units.special) if not special]
+        count = len(movable)
+        counts = [int(f * count) if stream == "text" else count - int((1 - f) * count) for f in how.fractions]
+        steps = replica.nested_removals([float(e.scores[i]) for i in movable], counts, one.part.split("/")[2])
+        logits = []
+        for gone in [set(), *steps]:
+            with torch.no_grad():
+                logits.append(model(**remove(how.fills[0], {movable[i] for i in gone}, given)).logits[0].tolist())
+        assert one.curves["logit"] == pytest.approx([row[place] for row in logits], abs=1e-9)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
@@ -41,7 +41,7 @@ def removal(subject: Subject, sample: Sample, units: Units, fill: str) -> Remova
     """How units of this stream are removed."""
     if units.grid is not None:
         return FromPicture(subject, sample, units, fill)
-    if "visual_feats" in sample.inputs and units.kind == "region":
+    if units.kind == "region" and any(name in sample.inputs for name in FromRegions.ALONG):
         return FromRegions(sample, units, fill)
     return FromText(subject, sample, units, fill)
 
@@ -52,7 +52,6 @@ class FromText(Removal):
     def __init__(self, subject: Any, sample: Sample, units: Units, fill: str) -> None:
         self.sample, self.units = sample, units
         self.ids = "decoder_input_ids" if units.stream == "prefix" else "input_ids"
-        self.axis = next(name for name, axis in sample.axes.items() if units.stream in _streams(axis))
         if self.ids not in sample.inputs or len(sample.inputs[self.ids]) < len(units):
             raise InputError(
                 f"the units of {units.stream!r} are no tokens of {subject.model_class}: none can be removed"
@@ -100,12 +99,18 @@ class FromText(Removal):
         for name in self._beside:
             part = inputs[name]
             inputs[name] = part[: len(left)] if name == "position_ids" else part[left]
-        axes = {**self.sample.axes, self.axis: Axis.of(_some(self.units, left.tolist()))}
-        return replace(self.sample, inputs=inputs, axes=axes)
+        return replace(self.sample, inputs=inputs, axes=_shortened(self.sample, self.units, left))
 
 
-def _streams(axis: Axis) -> list[str]:
-    return [part.stream for part in axis.parts]
+def _shortened(sample: Sample, units: Units, left: Int[Tensor, "unit"]) -> dict[str, Axis]:
+    """The axes of a sample of whose stream these units are left; what shares a sequence with it moves up."""
+    some = _some(units, left.tolist())
+    return {
+        name: Axis.of(*(some if part.stream == units.stream else part for part in axis.parts))
+        if any(part.stream == units.stream for part in axis.parts)
+        else axis
+        for name, axis in sample.axes.items()
+    }
 
 
 def _token(subject: Any, kind: str) -> int:
@@ -139,33 +144,34 @@ def _some(units: Units, left: list[int]) -> Units:
 class FromRegions(Removal):
     """Regions of a picture that came as features and boxes."""
 
-    ALONG = ("visual_feats", "visual_pos", "visual_attention_mask")
+    #: What lies along the regions, features first: LXMERT's and VisualBERT's.
+    ALONG = ("visual_feats", "visual_embeds", "visual_pos", "visual_attention_mask", "visual_token_type_ids")
 
     def __init__(self, sample: Sample, units: Units, fill: str) -> None:
         if fill not in OF_REGIONS:
             raise unknown("fill of regions", fill, OF_REGIONS)
         self.sample, self.units, self.fill = sample, units, fill
+        self.along = [name for name in self.ALONG if name in sample.inputs]
 
     def without(self, removed: Bool[np.ndarray, "unit"]) -> Sample:
         inputs, gone = dict(self.sample.inputs), torch.as_tensor(removed)
         if self.fill == "attention":
             ones = inputs.get("visual_attention_mask", torch.ones(len(gone)))
             return replace(self.sample, inputs={**inputs, "visual_attention_mask": ones.masked_fill(gone, 0)})
-        features = inputs["visual_feats"]
         if self.fill == "mean":
+            features = inputs[self.along[0]]
             mean = features.double().mean(0).to(features)
-            inputs["visual_feats"] = torch.where(gone[:, None], mean, features)
+            inputs[self.along[0]] = torch.where(gone[:, None], mean, features)
             return replace(self.sample, inputs=inputs)
         left = (~gone).nonzero().flatten()
         if not len(left):  # a model cannot look at nothing: one region that attention does not see
-            hidden = {name: inputs[name][:1] for name in self.ALONG if name in inputs}
+            hidden = {name: inputs[name][:1] for name in self.along}
             hidden["visual_attention_mask"] = torch.zeros_like(inputs.get("visual_attention_mask", torch.ones(1))[:1])
             left = left.new_zeros(1)
             inputs |= hidden
         else:
-            inputs |= {name: inputs[name][left] for name in self.ALONG if name in inputs}
-        axes = {**self.sample.axes, self.units.stream: Axis.of(_some(self.units, left.tolist()))}
-        return replace(self.sample, inputs=inputs, axes=axes)
+            inputs |= {name: inputs[name][left] for name in self.along}
+        return replace(self.sample, inputs=inputs, axes=_shortened(self.sample, self.units, left))
 
 
 class FromPicture(Removal):
