@@ -76,6 +76,6 @@ def test_a_profile_for_captum_s() -> None:
 
 
 def test_bad_numbers() -> None:
-    with pytest.raises(clearhead.InputError, match="steps=0 is not possible"):
+    with pytest.raises(clearhead.InputError, match="samples=0 is not possible"):
         explainer("bert/classify").explain("a text", Method("deeplift-shap", samples=0))
     assert torch.is_grad_enabled()

@@ -64,5 +64,5 @@ def test_seeded_by_content() -> None:
 
 
 def test_bad_numbers() -> None:
-    with pytest.raises(clearhead.InputError, match="steps=-1 is not possible"):
+    with pytest.raises(clearhead.InputError, match="samples=-1 is not possible"):
         twins.explainer("bert/classify").explain("a text", Method("gradient-shap", samples=-1))
