@@ -39,7 +39,6 @@ TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 FLOW = ("flow",)
 #: Methods of which one explanation takes about as many passes as there are units, or more.
 MANY = ("kernel-shap", "lime", "occlusion", "shap", "value-zeroing")
-LONG = "left out: 2,400 max-flow problems in graphs of 3 million edges take about 15 minutes an example, as reckoned"
 #: The same scores for less: nobody looks at what was read after the other layers here.
 BRIEFER = {"flow": "flow(depths=False)"}
 
@@ -48,7 +47,7 @@ BRIEFER = {"flow": "flow(depths=False)"}
 class Case:
     """A model of the zoo, the data it is measured on, and by which protocols.
 
-    apart: methods that are measured only where `--methods` names them; left_out: those that are not, and why
+    apart: methods that are measured only where `--methods` names them
     """
 
     data: str
@@ -59,7 +58,6 @@ class Case:
     chunk: int = 4
     batch_size: int = 8
     apart: tuple[str, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def words(*fills: str, **more: Any) -> dict[str, dict[str, Any]]:
@@ -74,9 +72,7 @@ SEEN = ("perturb-images", "segmentation", "subsets")
 CASES: dict[str, Case] = {
     "logic": Case("known:logic", ("truth", "perturb-text", "subsets"), words("mask")),
     "recall": Case("known:recall", ("truth", "perturb-text", "subsets"), words("pad") | {"subsets": {"fill": "pad"}}),
-    "recall-4k": Case(
-        "known:recall-4k", ("truth",), limit=30, chunk=1, batch_size=1, apart=MANY, left_out={"flow": LONG}
-    ),
+    "recall-4k": Case("known:recall-4k", ("truth",), limit=30, chunk=1, batch_size=1, apart=(*FLOW, *MANY)),
     "spell": Case("known:spell", ("truth", "perturb-text", "subsets"), words("pad") | {"subsets": {"fill": "pad"}}),
     "shapes-vqa": Case("known:shapes-vqa", ("truth", "perturb-text", "perturb-regions"), words("mask"), chunk=2),
     "shapes-vilt": Case("known:shapes-vilt", ("truth", "perturb-text", "perturb-images"), words("mask") | ONE_FILL),
@@ -100,7 +96,7 @@ CASES: dict[str, Case] = {
 
 def job_of(model: str, asked: argparse.Namespace) -> Job:
     case = CASES[model]
-    without = {*case.left_out, *case.apart, *asked.without.split(",")}
+    without = {*case.apart, *asked.without.split(",")}
     methods = asked.methods or tuple(name for name in sorted(REGISTRY) if name not in without)
     own = None if case.data.startswith("known:") else asked.data
     return Job(

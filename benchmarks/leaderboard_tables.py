@@ -137,11 +137,10 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
                 for name in ("versions", "device", "dtype", "data")
             }
             seconds = round(sum(line["seconds"] for line in lines), 1)
-            left_out = {**dict.fromkeys(CASES[model].apart, APART), **CASES[model].left_out}
             found[model] = {
                 "values": columns(rows),
                 "refused": refused,
-                "left_out": {method: why for method, why in left_out.items() if method not in there},
+                "left_out": {method: APART for method in CASES[model].apart if method not in there},
                 "about": {**about, "seconds": seconds},
             }
     return found
@@ -391,11 +390,22 @@ def _cost(found: Mapping[str, Any]) -> str:
             f"first {both['pictures']} of them: {theirs['explained']:,} pictures explained and {theirs['judged']:,} "
             f"judged (those that the two controls look at among them), {theirs['distinct']:,} of them distinct, in "
             f"{both['authors']:,.0f} s; clearhead took "
-            f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast), and the curves are equal to "
-            f"{both['gap']:.0e}. In proportion, {last['pictures']} pictures would take the authors' way "
-            f"{both['authors'] * last['pictures'] / both['pictures']:,.0f} s: scaled, not measured.",
+            f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast). {_apart(both['gap'])}",
         ]
     return "\n".join(lines)
+
+
+def _apart(gap: float) -> str:
+    """
+    >>> _apart(7e-16)
+    'The curves are equal to 7e-16.'
+    """
+    if gap < 1e-6:
+        return f"The curves are equal to {gap:.0e}."
+    return (
+        f"One curve or more are {gap:.2f} apart: batches of another size round otherwise, and a picture whose two "
+        "likeliest classes are all but even may be judged by the other one."
+    )
 
 
 def _some(notes: Sequence[Mapping[str, float]], rows: int = 5) -> list[Mapping[str, float]]:
@@ -472,7 +482,8 @@ def write(rows: Path, docs: Path) -> None:
             for model in CASES
             if model in new or model in before["models"]
         }
-        summary["agreement"] += [one for one in before["agreement"] if one["model"] not in whole]
+        agreement = summary["agreement"] + [one for one in before["agreement"] if one["model"] not in whole]
+        summary["agreement"] = sorted(agreement, key=lambda one: list(CASES).index(one["model"]))
     path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     seen = findings.read_text(encoding="utf-8") if findings.exists() else ""
     cost = json.loads(COST.read_text(encoding="utf-8")) if COST.exists() else None

@@ -100,7 +100,8 @@ def growth(rows: list[Row]) -> list[list[str]]:
 
 def measured(rows: list[Row], part: str) -> str:
     lines = []
-    for row in (row for row in rows if row["part"] == part):
+    own = (row for row in rows if row["part"] == part)
+    for row in sorted(own, key=lambda row: (row["device"], row["tokens"], row["batch"])):
         start = [row["device"], row["model"], f"{row['tokens']:,}", str(row["batch"]), row["way"]]
         if "failed" in row:
             lines.append([*start, "–", "–", "–", f"failed: {row['failed'][:60]}"])

@@ -185,6 +185,7 @@ WAYS = {"clearhead": our_way, "the authors' way": authors_way}
 def go(way: str, asked: argparse.Namespace, out: Path) -> None:
     """One way, in this process."""
     torch.set_num_threads(asked.threads)
+    torch.backends.cudnn.allow_tf32 = False  # or convolutions of batches of another size differ in the third digit
     ex = clearhead.load("zoo:pets", device=asked.device, dtype=DTYPE)
     given = pictures(asked.pictures, asked.data)
     ex.methods(), ex.explain(given[0].input, method=list(METHODS))  # what is done once for a model is no side's cost
