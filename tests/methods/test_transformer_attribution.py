@@ -1,6 +1,9 @@
 """Transformer Attribution against its replica: whole matrices, layers, heads, rows divided by their sums."""
 
+import copy
+
 import pytest
+import torch
 
 import clearhead
 from tests import models
@@ -50,3 +53,15 @@ def test_scale_of_the_target_matters() -> None:
         for factor in (1, 10)
     )
     assert twins.gap(ten / ten.sum(), one / one.sum()) > 1e-3
+
+
+@pytest.mark.parametrize("rules", VARIANTS)
+@pytest.mark.parametrize("subject", ["bert/mask", "modernbert/classify", "beit/image"])
+def test_of_a_float32_model_both_passes_run_in_float64(subject: str, rules: str) -> None:
+    """So its scores are those of the same weights in float64, rounded once."""
+    narrow = models.explainer(subject, torch.float32)
+    wide = clearhead.load(copy.deepcopy(narrow.subject.model).double(), narrow.subject.processor)
+    method = clearhead.Method("transformer-attribution", rules=rules)
+    one, other = (ex.explain(models.inputs(subject), method) for ex in (narrow, wide))
+    for mine, yours in zip(one, other, strict=True):
+        assert twins.gap(mine.scores, yours.scores) < 1e-6

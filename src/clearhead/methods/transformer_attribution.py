@@ -32,7 +32,7 @@ from clearhead.rules.relevance import Relevance
     kind="rules",
     family="relevance",
     asks=("attention_gradient",),
-    cost="two forward and two backward, one of them under rules, in float64",
+    cost="two forward and two backward in float64, one of each under rules",
     citation="Chefer, Gur & Wolf (2021), Transformer interpretability beyond attention visualization, CVPR",
     signed=False,
     target="any",

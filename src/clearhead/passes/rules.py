@@ -2,11 +2,12 @@
 
 Calls come with `relevance`, what arrives at their attention under the rules, and, for a method that is `beside`, with
 the ordinary gradient. `tape.input_gradient` is what arrives at the inputs under the rules. A family that amplifies
-rounding has passes in float64 (`rules/widening.py`); what a method is handed of calls is in its own format again.
+rounding has passes in float64 (`rules/widening.py`), and so has the ordinary one beside it; what a method is handed of
+calls is in its own format again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,7 @@ from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule, in_place_has_no_rule
 from clearhead.rules.mode import Rules, under
-from clearhead.rules.widening import WIDE, has_wide
+from clearhead.rules.widening import WIDE, Wide, has_wide
 from clearhead.subjects.base import Sample, Subject
 from clearhead.targets import Target
 
@@ -72,7 +73,8 @@ def from_rules(
             for family in families:
                 kept.pop((family, *_place(call)), None)
 
-        _pass(recorder, plan, compare, tested, visit_beside)
+        wide = any(_fold(reading).family.wide for reading in compare)
+        _pass(_in_scope(recorder, plan, wide, Wide if wide else nullcontext), plan, compare, tested, visit_beside)
     finished = [reading.finish(tapes[_fold(reading).family]) for reading in readings]
     return [{stream: replace(one, scores=one.scores.to(plan.dtype)) for stream, one in by.items()} for by in finished]
 
@@ -136,17 +138,24 @@ def _place(call: Call) -> tuple[str, str, int]:
 
 def _under(recorder: Recorder, family: Family, plan: Plan) -> Recorder:
     """The same recorder, whose passes are differentiated by these rules."""
-    ruled = copy(recorder)
-    if family.wide and has_wide(plan.subject.device):
-        ruled.starts_in = WIDE
+    return _in_scope(recorder, plan, family.wide, partial(under, recorder.model, family, plan.size))
+
+
+def _in_scope(
+    recorder: Recorder, plan: Plan, wide: bool, inner: Callable[[], AbstractContextManager[object]]
+) -> Recorder:
+    """The same recorder, whose passes run inside `inner`, too, in float64 where they are wide."""
+    scoped = copy(recorder)
+    if wide and has_wide(plan.subject.device):
+        scoped.starts_in = WIDE
 
     @contextmanager
     def scope() -> Iterator[None]:
-        with recorder.scope(), under(recorder.model, family, plan.size):
+        with recorder.scope(), inner():
             yield
 
-    ruled.scope = scope
-    return ruled
+    scoped.scope = scope
+    return scoped
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Operations in float64, whatever format a model has: for families of rules that amplify rounding (`Family.wide`).
+"""Operations in float64, whatever format a model has: for families of rules that amplify rounding (`Family.wide`), and
+for the ordinary pass beside one of theirs (`Wide`).
 
 What depends on the input is in float64 from the start of the graph on; every number that an operation takes beside it
 goes to float64, too, and none that depends on the input goes back, but what a model writes into a buffer of its own
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from clearhead.rules.family import active, flat
 
@@ -23,6 +25,39 @@ WEIGHING = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d"))
 #: Operations that write into what they are called on, beside those whose names end with an underscore.
 WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 NARROWING = frozenset(("float", "half", "bfloat16"))
+
+
+class Wide(TorchFunctionMode):
+    """Operations that are differentiated as ever, in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        parts = list(filter(active, flat((args, kwargs)))) if torch.is_grad_enabled() else []
+        if not parts and not mixed(func, args, kwargs):
+            return func(*args, **kwargs)
+        func, args, kwargs = widened(func, args, kwargs)
+        return _weighed(func, args, kwargs) if func.__name__ in WEIGHING and parts else func(*args, **kwargs)
+
+
+def _weighed(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """A map whose weights go to float64 once more on the way back, in place of a copy that the graph would hold."""
+    weights: dict[int, Tensor] = {}
+
+    def wide(part: Any) -> Any:
+        found = _in(WIDE, part)
+        if isinstance(part, Tensor) and found is not part:
+            weights[found.untyped_storage().data_ptr()] = part
+        return found
+
+    def pack(saved: Tensor) -> Any:
+        weight = weights.get(saved.untyped_storage().data_ptr())
+        return saved if weight is None else (weight, saved.size(), saved.stride(), saved.storage_offset())
+
+    def unpack(kept: Any) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0].to(WIDE).as_strided(*kept[1:])
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return func(*map(wide, args), **{name: wide(part) for name, part in kwargs.items()})
 
 
 def has_wide(device: torch.device) -> bool:
