@@ -240,6 +240,19 @@ def test_a_method_that_fails_on_one_example_is_measured_on_the_others(
     assert set(kept) == {("t1", "saliency"), ("t0", "random")}
 
 
+def test_a_method_that_fails_on_batches_alone_is_measured_on_every_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clearhead.methods.random import Random
+
+    finish = Random.finish
+    monkeypatch.setattr(Random, "finish", lambda self, tape: 1 / (len(self.frame.valid) == 1) and finish(self, tape))
+    made = run(tmp_path / "run", replace(JOB, chunk=5))
+    made()
+    assert {row.example for row in made.store.table() if row.method == "random"} == {f"t{i}" for i in range(5)}
+    assert not made.refused()
+
+
 def test_scores_that_are_no_numbers_are_told_and_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clearhead.methods.random import Random
 

@@ -1,6 +1,7 @@
 """Layer-wise relevance propagation against its replica, and what it conserves."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 import clearhead
 from clearhead.errors import Refusal
-from clearhead.passes.rules import _something
+from clearhead.passes.rules import _something, _tolerance
 from clearhead.recording.scope import hooks
 from tests import joint_models, models
 from tests.methods import twins
@@ -153,6 +154,16 @@ def test_a_score_near_zero_is_explained(dtype: torch.dtype) -> None:
     with torch.no_grad():
         made.classifier.bias -= value
     assert np.abs(clearhead.load((made, words)).explain(models.TEXTS[1], "lrp", target=1).scores).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "wide", "within"), [("cuda", True, 3e-2), ("cuda", False, 1e-4), ("cpu", True, 1e-4)]
+)
+def test_float64_may_lie_as_far_from_float32_on_a_gpu_as_tf32_does(device: str, wide: bool, within: float) -> None:
+    """Pictures on an H200 were refused or not by the luck of their batch: convolutions in TF32 were held to float32."""
+    subject: Any = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
+    family: Any = SimpleNamespace(wide=wide)
+    assert _tolerance(subject, family) == within
 
 
 def test_a_model_that_does_not_run_in_float64_is_refused() -> None:

@@ -89,7 +89,8 @@ def explained(
         some, failed = _singly(ex, examples, method, protocol, seed)
         if some:
             result.some[str(method)] = some
-        result.refused[str(method)] = on_examples(failed) if some else why
+        if failed or not some:  # a batch may be too much, and no example of it
+            result.refused[str(method)] = on_examples(failed) if some else why
     return result
 
 
