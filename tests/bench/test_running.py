@@ -93,6 +93,13 @@ def test_what_is_added_is_computed_and_what_is_there_stays(tmp_path: Path) -> No
     assert {row.method for row in smaller.store.table()} == {"saliency", "random", "position"}
 
 
+def test_what_grows_with_an_example_is_not_among_the_inputs_that_are_counted(tmp_path: Path) -> None:
+    both = run(tmp_path / "run", replace(JOB, protocols=("idl-text", "perturb-text"))).cost()
+    alone = run(tmp_path / "run").cost()
+    assert both.altered == alone.altered > 0 and alone.by_size == ()
+    assert "those of idl-text not counted" in str(both) and "not counted" not in str(alone)
+
+
 def test_agreement_is_measured_among_all_methods_again(tmp_path: Path) -> None:
     job = replace(JOB, protocols=("agreement",), settings={"agreement": {"leave_one_out": False}})
     run(tmp_path / "run", job)()
@@ -367,6 +374,9 @@ def test_labels_are_matched_by_name() -> None:
     [
         ("perturb-text.fractions=0.1,0.5", ("perturb-text", "fractions", (0.1, 0.5))),
         ("perturb-text.protect=false", ("perturb-text", "protect", False)),
+        ("perturb-text.protect=1,2", ("perturb-text", "protect", (1, 2))),
+        ("visualbert-text.protect=true", ("visualbert-text", "protect", True)),
+        ("perturb-text.fractions=", ("perturb-text", "fractions", ())),
         ("subsets.fill=none", ("subsets", "fill", None)),
         ("te-images.ranked=patch", ("te-images", "ranked", "patch")),
     ],
@@ -383,6 +393,7 @@ def test_settings_as_they_are_typed(text: str, expected: tuple[str, str, Any]) -
         *(
             "perturb-text.fractions=0.1,many",
             "perturb-text.padded_to=wide",
+            "perturb-text.protect=1,2,3",
             "perturb-text.clamp=1",
             "subsets.draws=2.5",
         ),

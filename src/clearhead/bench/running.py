@@ -29,19 +29,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run would still compute. `altered` inputs at most: equal ones go through the model once."""
+    """What a run would still compute. `altered` inputs at most: equal ones go through the model once.
+
+    by_size: protocols whose altered inputs are not among them, as many as an example is long or large
+    """
 
     examples: int
     chunks: int
     chunks_left: int
     methods: int
     altered: int
+    by_size: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         left = f"{self.chunks_left} of {self.chunks} chunks to do"
+        more = f" (those of {' and '.join(self.by_size)} not counted: larger examples have more)" * bool(self.by_size)
         return (
             f"{self.examples} examples × {self.methods} methods, {left}: one explanation of each, and at most "
-            f"{self.altered:,} altered inputs through the model"
+            f"{self.altered:,} altered inputs through the model{more}"
         )
 
 
@@ -105,13 +110,17 @@ class Run:
         return found
 
     def cost(self) -> Cost:
-        tasks = self.tasks()
-        altered = sum(
-            len(task.places) * self.wanted[settings].altered(len(methods))
-            for task in tasks
-            for settings, methods in task.missing
-        )
-        return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered)
+        tasks, altered = self.tasks(), 0
+        by_size: dict[str, None] = {}
+        for task in tasks:
+            for settings, methods in task.missing:
+                name, protocol = self.worker.protocols[settings]
+                most = protocol.altered(len(methods))
+                if most is None:
+                    by_size[name] = None
+                else:
+                    altered += len(task.places) * most
+        return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered, tuple(by_size))
 
     def __call__(
         self,
