@@ -12,8 +12,9 @@ from clearhead.bench.data import Example
 from clearhead.bench.explaining import explained
 from clearhead.bench.looking import Looks
 from clearhead.bench.perturbation import Perturbation
-from clearhead.bench.perturbed import PUBLISHED, Pictures, Regions, Texts
+from clearhead.bench.perturbed import Pictures, Regions, Texts
 from clearhead.bench.protocol import ranking
+from clearhead.bench.published import PUBLISHED
 from clearhead.bench.removing import inpainted
 from clearhead.errors import InputError
 from clearhead.methods.base import Method

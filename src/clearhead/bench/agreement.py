@@ -16,7 +16,8 @@ from clearhead.bench.data import Example
 from clearhead.bench.looking import Looks, read_whole
 from clearhead.bench.perturbation import seen
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking, register
-from clearhead.bench.subsets import Drops
+from clearhead.bench.removing import removal
+from clearhead.bench.subsets import Drops, default_fill, removed_units
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -89,8 +90,9 @@ class Agreement(Protocol):
                 units = seen(whole, stream)
                 kept = units.drop_special()
                 if len(kept):
-                    masks = [np.arange(len(units)) == place for place in kept]
-                    drops.ask(f"{number}/{stream}", whole, units, self.fill, masks)
+                    way = removal(ex.subject, whole.sample, units, self.fill or default_fill(units))
+                    removed = (removed_units(way, units, np.arange(len(units)) == place) for place in kept)
+                    drops.ask(f"{number}/{stream}", whole, way, removed)
                     own[stream] = (len(first[number][stream]), kept)
             places.append(own)
         found = []

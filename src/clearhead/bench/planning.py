@@ -17,8 +17,8 @@ import numpy as np
 from clearhead.bench.captions import TEMPLATE
 from clearhead.bench.data import DataSet, Example, Mask, read
 from clearhead.bench.data.mosaic import mosaics
-from clearhead.bench.perturbed import PUBLISHED
 from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
+from clearhead.bench.published import PUBLISHED
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:

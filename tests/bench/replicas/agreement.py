@@ -28,3 +28,19 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
 
 def rho(a: Sequence[float], b: Sequence[float]) -> float:
     return pearson(ranks(a), ranks(b))
+
+
+def squares(high: int, wide: int, sides: Sequence[int], stride: int) -> list[list[set[tuple[int, int]]]]:
+    """By side, the pixels of each square that lies wholly in a picture, row by row."""
+    found = []
+    for side in sides:
+        own = []
+        for top in range(0, high, stride):
+            if top + side > high:
+                break
+            for left in range(0, wide, stride):
+                if left + side > wide:
+                    break
+                own.append({(i, j) for i in range(top, top + side) for j in range(left, left + side)})
+        found.append(own)
+    return found
