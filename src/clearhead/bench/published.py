@@ -9,6 +9,7 @@ questions that there are.
 
 from clearhead.bench.perturbed import Pictures, Regions, Texts
 from clearhead.bench.protocol import Protocol
+from clearhead.bench.segmentation import Segmentation
 from clearhead.bench.subsets import Squares
 
 #: Fractions removed from questions and from regions of LXMERT, and from the more regions of VisualBERT.
@@ -22,6 +23,7 @@ PUBLISHED: dict[str, Protocol] = {
     "idl-images": Pictures(fractions=tuple(step / 20 for step in range(1, 21)), fills=("grey",), ranked="pixel"),
     "idl-text": Texts(fractions=(), fills=("pad",), protect=(1, 1)),
     "idl-infidelity": Squares(sides=(32, 64, 128), stride=8, fill="grey"),
+    "idl-pointing": Segmentation(thresholds=("raw-quarter",)),
     "bi-clip": Pictures(judged="gold", fills=("centre",), ranked="pixel"),
     "bi-movies": Texts(
         explained="gold",
