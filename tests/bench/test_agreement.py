@@ -55,6 +55,24 @@ def test_agreement_equals_the_replica_also_with_leave_one_out() -> None:
         assert one.figures["top 3 by chance"] == pytest.approx(3 / len(a))
 
 
+@pytest.mark.parametrize("top", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
+        ([0, 0, 0, 0, 0], [5, 4, 3, 2, 1]),
+        ([3, 1, 1, 1, 0], [1, 1, 2, 0, 0]),
+        ([2, 2, 1, 1, 1], [1, 2, 2, 1, 1]),
+    ],
+)
+def test_ties_at_the_last_place_agree_no_more_than_chance(a: list[int], b: list[int], top: int) -> None:
+    """Broken the same way on both sides, they would make two flat maps agree wholly."""
+    found = Agreement(top=top).alike(np.array(a, dtype=float), np.array(b, dtype=float))
+    assert found[f"top {top}"] == pytest.approx(replica.in_common(a, b, min(top, 5)))
+    if not any(a):
+        assert found[f"top {top}"] == pytest.approx(found[f"top {top} by chance"])
+
+
 def test_subsets_equal_the_replica() -> None:
     how = Subsets(shares=(0.25, 0.5), draws=4)
     ex, examples, explanations, made = on_texts(how)

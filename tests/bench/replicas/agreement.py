@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise, permutations
 
 
 def tau_b(a: Sequence[float], b: Sequence[float]) -> float:
@@ -28,6 +29,17 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
 
 def rho(a: Sequence[float], b: Sequence[float]) -> float:
     return pearson(ranks(a), ranks(b))
+
+
+def in_common(a: Sequence[float], b: Sequence[float], top: int) -> float:
+    """The share of the highest in common, over all ways in which the ties of both sides may fall."""
+    firsts = []
+    for own in (a, b):
+        orders = permutations(range(len(own)))
+        falling = [order for order in orders if all(own[i] >= own[j] for i, j in pairwise(order))]
+        firsts.append([set(order[:top]) for order in falling])
+    shares = [len(one & other) / top for one in firsts[0] for other in firsts[1]]
+    return sum(shares) / len(shares)
 
 
 def squares(high: int, wide: int, sides: Sequence[int], stride: int) -> list[list[set[tuple[int, int]]]]:
