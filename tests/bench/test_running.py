@@ -178,6 +178,35 @@ def test_other_weights_texts_or_settings_share_nothing(tmp_path: Path) -> None:
     assert len(run(tmp_path / "run", replace(JOB, seed=1)).tasks()) == 3
 
 
+def test_what_other_versions_measured_is_counted_where_it_is_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = "clearhead 99"
+
+    def versions_are(said: str) -> None:
+        for module in ("running", "working"):
+            monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: said)
+
+    assert run(tmp_path / "run").cost().outdated == 0
+    run(tmp_path / "run")()
+    rows = 5 * 3 * 2
+    assert len(list(run(tmp_path / "run").store.table())) == rows
+    versions_are(now)
+    again = run(tmp_path / "run")
+    assert again.cost().outdated == rows
+    fewer = run(tmp_path / "run", texts=TEXTS[:2])
+    assert fewer.cost().outdated == 2 * 3 * 2  # only those of the examples that are to be measured
+    other = replace(JOB, settings={"perturb-text": {"fills": ("pad",)}})
+    assert run(tmp_path / "run", other).cost().outdated == 0
+    damaged = tmp_path / "run/shards/of-nobody.parquet"
+    damaged.write_bytes(b"")
+    assert again.cost().outdated == rows  # no shard of this run: its damage is not this run's
+    again()
+    assert run(tmp_path / "run").cost().outdated == 0  # there is nothing to compute
+    versions_are("clearhead 100")
+    assert run(tmp_path / "run").cost().outdated == rows  # measured twice before, each still one row
+
+
 def test_a_longer_run_finds_the_windows_of_a_shorter_one() -> None:
     texts = tuple("word " * (1 + (7 * i) % 5) for i in range(70))
     short = list(chunks(data(texts[:40]), 2))

@@ -8,7 +8,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ class Cost:
     """What a run would still compute. `altered` inputs at most: equal ones go through the model once.
 
     by_size: protocols whose altered inputs are not among them, as many as an example is long or large
+    outdated: rows among them that were measured before, with other versions of the software
     """
 
     examples: int
@@ -40,6 +41,7 @@ class Cost:
     methods: int
     altered: int
     by_size: tuple[str, ...] = ()
+    outdated: int = 0
 
     def __str__(self) -> str:
         left = f"{self.chunks_left} of {self.chunks} chunks to do"
@@ -120,7 +122,23 @@ class Run:
                     by_size[name] = None
                 else:
                     altered += len(task.places) * most
-        return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered, tuple(by_size))
+        sizes = (len(self.worker.data), len(self.plan), len(tasks), len(self.methods))
+        return Cost(*sizes, altered, tuple(by_size), self._outdated(tasks))
+
+    def _outdated(self, tasks: Sequence[Task]) -> int:
+        """How many rows of what is missing are there, measured with other versions."""
+        data, model = self.worker.data, self.worker.model
+        others = [] if not tasks else list(self.store.measured_by_others(versions()))
+        others = [row for row in others if (row["model"], row["data"]) == (model, data.name)]
+        if not others:
+            return 0
+        missing = {data[place].id: dict(task.missing) for task in tasks for place in task.places}
+        found = {
+            (row["example"], row["method"], row["settings"], row["part"])
+            for row in others
+            if row["method"] in missing.get(row["example"], {}).get(row["settings"], ())
+        }
+        return len(found)
 
     def __call__(
         self,
