@@ -1,5 +1,6 @@
 """Agreement, leave-one-out, subsets and classes equal what is computed one input at a time."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from clearhead.bench.agreement import Agreement, Classes
 from clearhead.bench.data import Example
 from clearhead.bench.explaining import explained, with_controls
 from clearhead.bench.protocol import Protocol
-from clearhead.bench.subsets import Subsets, correlation
+from clearhead.bench.published import PUBLISHED
+from clearhead.bench.subsets import Subsets, correlation, starts
 from clearhead.errors import InputError
+from clearhead.subjects.base import How
 from tests.bench.replicas import agreement as replica
-from tests.bench.replicas.perturbation import text_logits
+from tests.bench.replicas.perturbation import bilinear, picture_logits, text_logits
 from tests.models import explainer, inputs
 
 
@@ -52,6 +55,24 @@ def test_agreement_equals_the_replica_also_with_leave_one_out() -> None:
         assert one.figures["top 3 by chance"] == pytest.approx(3 / len(a))
 
 
+@pytest.mark.parametrize("top", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
+        ([0, 0, 0, 0, 0], [5, 4, 3, 2, 1]),
+        ([3, 1, 1, 1, 0], [1, 1, 2, 0, 0]),
+        ([2, 2, 1, 1, 1], [1, 2, 2, 1, 1]),
+    ],
+)
+def test_ties_at_the_last_place_agree_no_more_than_chance(a: list[int], b: list[int], top: int) -> None:
+    """Broken the same way on both sides, they would make two flat maps agree wholly."""
+    found = Agreement(top=top).alike(np.array(a, dtype=float), np.array(b, dtype=float))
+    assert found[f"top {top}"] == pytest.approx(replica.in_common(a, b, min(top, 5)))
+    if not any(a):
+        assert found[f"top {top}"] == pytest.approx(found[f"top {top} by chance"])
+
+
 def test_subsets_equal_the_replica() -> None:
     how = Subsets(shares=(0.25, 0.5), draws=4)
     ex, examples, explanations, made = on_texts(how)
@@ -83,6 +104,76 @@ def test_subsets_are_those_of_the_example_for_every_method_and_run() -> None:
     assert not np.array_equal(Subsets().subsets(units, "0")[0], Subsets(seed=1).subsets(units, "0")[0])
     with pytest.raises(InputError, match="at least 3"):
         Subsets(draws=2).measure(ex, examples, explanations)
+    for shares in ((), (0.1, 0.1)):
+        with pytest.raises(InputError, match="none twice"):
+            Subsets(shares=shares).measure(ex, examples, explanations)
+
+
+def on_pictures(how: Protocol, count: int = 2) -> tuple[Any, list[Example], dict[str, list[Any]], list[Any]]:
+    ex = explainer("vit/image")
+    examples = [Example(str(i), picture) for i, picture in enumerate(inputs("vit/image")[:count])]
+    explanations = explained(ex, examples, with_controls(["saliency"]), how).by_method
+    return ex, examples, explanations, list(how.measure(ex, examples, explanations))
+
+
+def test_interpretdls_infidelity_equals_the_replica() -> None:
+    """Grey squares at every stride-th pixel, as far as they lie inside; the map is scaled up bilinearly."""
+    how = replace(PUBLISHED["idl-infidelity"], sides=(6, 8, 20), stride=5)
+    ex, examples, explanations, made = on_pictures(how)
+    assert len(made) == 2 * 3
+    mean, std = ex.subject.processor.image_mean, ex.subject.processor.image_std
+    for place, example in enumerate(examples):
+        (sample,) = ex.subject.samples(example.input, How())
+        pixels = sample.inputs["pixel_values"].double().numpy()
+        squares = replica.squares(16, 16, (6, 8, 20), 5)
+        assert [len(own) for own in squares] == [9, 4, 0]  # the third does not fit
+
+        def logits(inside: set[tuple[int, int]], pixels: Any = pixels) -> list[float]:
+            gone = np.array([[(i, j) in inside for j in range(16)] for i in range(16)])
+            grey = [(127 / 255 - own) / spread for own, spread in zip(mean, std, strict=True)]
+            return picture_logits(ex.subject.model, pixels, gone, lambda channel: grey[channel])
+
+        clean = logits(set())
+        top = clean.index(max(clean))
+        drops = [clean[top] - logits(inside)[top] for own in squares for inside in own]
+        for one in (one for one in made if one.example == example.id):
+            large = bilinear(explanations[one.method][place].heat_map(), (16, 16))
+            sums = [sum(large[i, j] for i, j in inside) / 16 for own in squares for inside in own]  # 4 × 4 pixels
+            raw = sum((s - d) ** 2 for s, d in zip(sums, drops, strict=True)) / len(sums)
+            beta = sum(s * d for s, d in zip(sums, drops, strict=True)) / sum(s * s for s in sums)
+            scaled = sum((beta * s - d) ** 2 for s, d in zip(sums, drops, strict=True)) / len(sums)
+            expected = {"infidelity": raw, "scaled infidelity": scaled, "beta": beta}
+            expected |= {
+                "sensitivity 6": replica.pearson(sums[:9], drops[:9]),
+                "sensitivity 8": replica.pearson(sums[9:], drops[9:]),
+            }
+            assert one.figures == pytest.approx(expected, abs=1e-6)
+
+
+def test_interpretdls_squares_are_those_of_its_code() -> None:
+    how = PUBLISHED["idl-infidelity"]
+    assert (how.sides, how.stride, how.fill) == ((32, 64, 128), 8, "grey")
+    counts = [len(starts(224, side, 8)) ** 2 for side in how.sides]
+    assert counts == [25**2, 21**2, 13**2] == [len(own) for own in replica.squares(224, 224, how.sides, 8)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "16 × 16 pixels.*sides="),
+        ({"sides": (4, 4)}, "none twice"),
+        ({"sides": (0, 4)}, "at least 1"),
+        ({"sides": (4,), "stride": 0}, "at least 1"),
+    ],
+)
+def test_squares_that_cannot_be_are_told(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        on_pictures(replace(PUBLISHED["idl-infidelity"], **settings), 1)
+
+
+def test_squares_are_for_pictures() -> None:
+    with pytest.raises(InputError, match="the streams are text"):
+        on_texts(PUBLISHED["idl-infidelity"])
 
 
 def test_what_does_not_move_is_not_correlated() -> None:

@@ -11,9 +11,10 @@ import torch
 from clearhead.bench.captions import Captions, captioned, captions_of
 from clearhead.bench.data import DataSet, Example
 from clearhead.bench.explaining import explained
-from clearhead.bench.perturbed import PUBLISHED, Pictures
+from clearhead.bench.perturbed import Pictures
 from clearhead.bench.planning import Job, named
 from clearhead.bench.protocol import ranking
+from clearhead.bench.published import PUBLISHED
 from clearhead.bench.running import Run
 from clearhead.errors import InputError
 from clearhead.methods.base import Method

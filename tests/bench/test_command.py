@@ -46,6 +46,20 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
 
 
+def test_rows_of_other_versions_are_told_once(
+    bench: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = command(tmp_path / "run", "--methods", "saliency", "--json")
+    assert "versions" not in bench(*given)[2]
+    for module in ("running", "working"):
+        monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: "torch 99")
+    code, out, said = bench(*given)
+    told = [line for line in said.splitlines() if "other versions" in line]
+    assert code == 0 and json.loads(out)["computed"] == 1
+    assert len(told) == 1 and "12 rows" in told[0] and "now: torch 99" in told[0]
+    assert "versions" not in bench(*given)[2]
+
+
 def test_what_another_run_measured_is_taken_over(bench: Callable[..., Said], tmp_path: Path) -> None:
     for name in ("saliency", "rollout"):
         assert bench(*command(tmp_path / name, "--methods", name))[0] == 0

@@ -11,7 +11,8 @@ import torch
 
 from clearhead.bench.data import Example, Mask, read
 from clearhead.bench.explaining import explained
-from clearhead.bench.perturbed import PUBLISHED, Pictures, Texts
+from clearhead.bench.perturbed import Pictures, Texts
+from clearhead.bench.published import PUBLISHED
 from clearhead.bench.rationales import Rationales, word_scores, words_of
 from clearhead.bench.segmentation import Segmentation
 from clearhead.methods.base import Method

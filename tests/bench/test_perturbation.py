@@ -12,8 +12,9 @@ from clearhead.bench.data import Example
 from clearhead.bench.explaining import explained
 from clearhead.bench.looking import Looks
 from clearhead.bench.perturbation import Perturbation
-from clearhead.bench.perturbed import PUBLISHED, Pictures, Regions, Texts
+from clearhead.bench.perturbed import Pictures, Regions, Texts
 from clearhead.bench.protocol import ranking
+from clearhead.bench.published import PUBLISHED
 from clearhead.bench.removing import inpainted
 from clearhead.errors import InputError
 from clearhead.methods.base import Method
@@ -57,6 +58,46 @@ def test_texts_equal_the_replica(fill: str) -> None:
         correct = float(logits[0].index(max(logits[0])) == examples[place].label)
         assert one.figures == pytest.approx({**expected, "correct": correct}, abs=1e-9)
         assert one.curves["logit"] == pytest.approx([row[examples[place].label] for row in logits])  # type: ignore[index]
+
+
+def of_pairs() -> tuple[Any, list[Example]]:
+    """Two texts in one input have a separator in the middle, which is neither the first token nor the last."""
+    pairs = [("so good", "I like it"), ("boring", "she hates the movie")]
+    return explainer("bert/classify"), [Example(str(i), pair, i) for i, pair in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("given", [of_texts, of_pairs])
+def test_interpretdl_pads_one_token_after_the_other_but_the_first_and_the_last(given: Any) -> None:
+    ex, examples = given()
+    made, _, explanations = measured(ex, examples, PUBLISHED["idl-text"])
+    tokenizer = ex.subject.processor
+    assert len(made) == len(examples) * 2 * len(METHODS)
+    for one in made:
+        place, (stream, fill, direction) = int(one.example), one.part.split("/")
+        text = examples[place].input
+        encoded = tokenizer(*text) if isinstance(text, tuple) else tokenizer(text)
+        ids, scores = list(encoded["input_ids"]), explanations[one.method][place].scores
+        order = sorted(range(1, len(ids) - 1), key=lambda i, scores=scores: -scores[i])  # type: ignore[misc]
+        probabilities = []
+        for gone in [None, *(order if direction == "positive" else reversed(order))]:
+            if gone is not None:
+                ids[gone] = tokenizer.pad_token_id
+            altered = {**encoded, "input_ids": ids}  # the attention mask is that of the whole text
+            with torch.no_grad():
+                logits = ex.subject.model(**{name: torch.tensor([own]) for name, own in altered.items()}).logits[0]
+            if gone is None:
+                followed = int(logits.argmax())
+            probabilities.append(float(logits.softmax(0)[followed]))
+        assert one.curves["probability"] == pytest.approx(probabilities, abs=1e-9)
+        assert one.figures["probability idl"] == pytest.approx(sum(probabilities) / len(probabilities), abs=1e-9)
+        assert one.curves["fraction"] == pytest.approx([i / len(order) for i in range(len(order) + 1)])
+        assert (stream, fill) == ("text", "pad")
+
+
+def test_a_text_of_which_nothing_may_go_has_no_curve_of_single_steps() -> None:
+    ex, _ = of_texts()
+    with pytest.raises(InputError, match="nothing of it may be removed"):
+        measured(ex, [Example("x", "good")], Texts(fractions=(), fills=("pad",), protect=(9, 9)))
 
 
 @pytest.mark.parametrize("ranked", ["pixel", "patch"])
@@ -198,6 +239,8 @@ def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
         ({"fractions": (0.5, 0.2)}, "rise"),
         ({"fractions": (0.0, 0.2)}, "clean input"),
         ({"of": "words"}, "removable"),
+        ({"protect": (1, 2, 3)}, "two numbers"),
+        ({"protect": (-1, 2)}, "two numbers"),
     ],
 )
 def test_settings_that_cannot_be_are_told(settings: dict[str, Any], said: str) -> None:
@@ -353,3 +396,29 @@ def test_one_sequence_equals_the_replica(name: str, how: Any) -> None:
             with torch.no_grad():
                 logits.append(model(**remove(how.fills[0], {movable[i] for i in gone}, given)).logits[0].tolist())
         assert one.curves["logit"] == pytest.approx([row[place] for row in logits], abs=1e-9)
+
+
+def test_visualberts_question_keeps_its_last_two_tokens() -> None:
+    """Removed are positions 1 … m−3: the question mark answers there, as CLS does elsewhere, and stays."""
+    ex = joint_models.explainer("visual_bert")
+    examples = [Example(f"x{i}", given, i) for i, given in enumerate(joint_models.inputs("visual_bert"))]
+    how = PUBLISHED["visualbert-text"]
+    explanations = explained(ex, examples, METHODS[:1], how).by_method
+    made = how.measure(ex, examples, explanations)
+    assert len(made) == 2 * len(examples)
+    for one in made:
+        place = int(one.example[1:])
+        scores = explanations["saliency"][place]["text"].scores
+        given = joint_models.model_inputs("visual_bert", examples[place].input)
+        m = given["input_ids"].shape[1]
+        sign = -1.0 if one.part.endswith("positive") else 1.0
+        expected = []
+        for step in (0, 0.25, 0.5, 0.75, 0.8, 0.85, 0.9, 0.95, 1):
+            inner = list(range(1, m - 2))
+            inner.sort(key=lambda i, scores=scores, sign=sign: -sign * scores[i])  # type: ignore[misc]
+            kept = {0, m - 2, m - 1, *inner[: int((1 - step) * len(inner))]}
+            with torch.no_grad():
+                gone = set(range(m)) - kept
+                expected.append(float(ex.subject.model(**without_words("delete", gone, given)).logits[0, place]))
+        assert one.part.split("/")[:2] == ["text", "delete"]
+        assert one.curves["logit"] == pytest.approx(expected, abs=1e-9)

@@ -11,6 +11,7 @@ import pytest
 from clearhead.bench.exporting import csv_text, escaped, latex_text
 from clearhead.bench.page import page
 from clearhead.bench.planning import named
+from clearhead.bench.protocol import Measurement
 from clearhead.bench.reading_back import Finished, Section
 from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.cli import main
@@ -157,6 +158,17 @@ def test_two_fills_say_how_far_they_agree(tmp_path: Path) -> None:
     parts = [part for one in Page(page(Finished(tmp_path / "run"))).inputs for part in one["parts"]]
     table = next(part for part in parts if part["title"].startswith("Do the parts put methods in the same order?"))
     assert table["rows"] == [["aopc, larger is better", "text/mask/positive", "text/pad/positive", "0.333"]]
+
+
+def test_curves_of_examples_of_other_lengths_meet_at_the_places_of_the_longest() -> None:
+    how = named("idl-text")
+    made = [
+        Measurement(str(i), "m", "text/pad/positive", {}, {"fraction": x, "probability": y, "accuracy": y})
+        for i, (x, y) in enumerate([((0.0, 1.0), (1.0, 0.0)), ((0.0, 0.25, 1.0), (0.5, 0.1, 0.2))])
+    ]
+    curve = next(one for one in Section("idl-text", how.hash, how.settings, how, made).curves() if one.up != "accuracy")
+    assert curve.at == {"m": [0.0, 0.25, 1.0]}
+    assert curve.values["m"].tolist() == [[1.0, 0.75, 0.0], [0.5, 0.1, 0.2]]
 
 
 def test_latex_is_escaped_and_balanced(run: Finished) -> None:

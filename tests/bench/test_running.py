@@ -93,6 +93,13 @@ def test_what_is_added_is_computed_and_what_is_there_stays(tmp_path: Path) -> No
     assert {row.method for row in smaller.store.table()} == {"saliency", "random", "position"}
 
 
+def test_what_grows_with_an_example_is_not_among_the_inputs_that_are_counted(tmp_path: Path) -> None:
+    both = run(tmp_path / "run", replace(JOB, protocols=("idl-text", "perturb-text"))).cost()
+    alone = run(tmp_path / "run").cost()
+    assert both.altered == alone.altered > 0 and alone.by_size == ()
+    assert "those of idl-text not counted" in str(both) and "not counted" not in str(alone)
+
+
 def test_agreement_is_measured_among_all_methods_again(tmp_path: Path) -> None:
     job = replace(JOB, protocols=("agreement",), settings={"agreement": {"leave_one_out": False}})
     run(tmp_path / "run", job)()
@@ -169,6 +176,35 @@ def test_other_weights_texts_or_settings_share_nothing(tmp_path: Path) -> None:
     changed = replace(JOB, settings={"perturb-text": {"fills": ("pad",)}})
     assert len(run(tmp_path / "run", changed).tasks()) == 3
     assert len(run(tmp_path / "run", replace(JOB, seed=1)).tasks()) == 3
+
+
+def test_what_other_versions_measured_is_counted_where_it_is_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = "clearhead 99"
+
+    def versions_are(said: str) -> None:
+        for module in ("running", "working"):
+            monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: said)
+
+    assert run(tmp_path / "run").cost().outdated == 0
+    run(tmp_path / "run")()
+    rows = 5 * 3 * 2
+    assert len(list(run(tmp_path / "run").store.table())) == rows
+    versions_are(now)
+    again = run(tmp_path / "run")
+    assert again.cost().outdated == rows
+    fewer = run(tmp_path / "run", texts=TEXTS[:2])
+    assert fewer.cost().outdated == 2 * 3 * 2  # only those of the examples that are to be measured
+    other = replace(JOB, settings={"perturb-text": {"fills": ("pad",)}})
+    assert run(tmp_path / "run", other).cost().outdated == 0
+    damaged = tmp_path / "run/shards/of-nobody.parquet"
+    damaged.write_bytes(b"")
+    assert again.cost().outdated == rows  # no shard of this run: its damage is not this run's
+    again()
+    assert run(tmp_path / "run").cost().outdated == 0  # there is nothing to compute
+    versions_are("clearhead 100")
+    assert run(tmp_path / "run").cost().outdated == rows  # measured twice before, each still one row
 
 
 def test_a_longer_run_finds_the_windows_of_a_shorter_one() -> None:
@@ -380,6 +416,9 @@ def test_labels_are_matched_by_name() -> None:
     [
         ("perturb-text.fractions=0.1,0.5", ("perturb-text", "fractions", (0.1, 0.5))),
         ("perturb-text.protect=false", ("perturb-text", "protect", False)),
+        ("perturb-text.protect=1,2", ("perturb-text", "protect", (1, 2))),
+        ("visualbert-text.protect=true", ("visualbert-text", "protect", True)),
+        ("perturb-text.fractions=", ("perturb-text", "fractions", ())),
         ("subsets.fill=none", ("subsets", "fill", None)),
         ("te-images.ranked=patch", ("te-images", "ranked", "patch")),
     ],
@@ -396,6 +435,7 @@ def test_settings_as_they_are_typed(text: str, expected: tuple[str, str, Any]) -
         *(
             "perturb-text.fractions=0.1,many",
             "perturb-text.padded_to=wide",
+            "perturb-text.protect=1,2,3",
             "perturb-text.clamp=1",
             "subsets.draws=2.5",
         ),

@@ -9,7 +9,9 @@ from PIL import Image
 from clearhead.bench.data import DataSet, Example, Mask, Region
 from clearhead.bench.data.mosaic import mosaics
 from clearhead.bench.perturbed import scaled_up
+from clearhead.bench.published import PUBLISHED
 from clearhead.bench.segmentation import (
+    THRESHOLDS,
     Segmentation,
     average_precision,
     best_threshold,
@@ -50,12 +52,14 @@ def drawn(seed: int) -> tuple[np.ndarray, Example]:
 @pytest.mark.parametrize("seed", range(4))
 def test_figures_equal_the_replica(seed: int) -> None:
     heat, example = drawn(seed)
-    how = Segmentation(thresholds=("mean", "otsu", "quarter", "best"))
+    how = Segmentation(thresholds=THRESHOLDS)
     (one,) = how.measure(_Ex(), [example], {"m": [explanation(heat)]})  # type: ignore[arg-type]
     mask = example.evidence[0][0]  # type: ignore[index]
     inside, counted = mask.inside, ~mask.ignored  # the picture has the mask's size, so no pixel moves
-    values = scaled_up(heat, (12, 16))
-    values = (values - values.min()) / (values.max() - values.min())
+    raw = scaled_up(heat, (12, 16))
+    expected = replica.cut(raw, inside, counted, 0.25 * raw.max())  # of the map as it is, negative scores and all
+    assert {name: one.figures[f"{name}, raw-quarter"] for name in expected} == pytest.approx(expected)
+    values = (raw - raw.min()) / (raw.max() - raw.min())
     levels = (values * 255).astype(np.uint8)
     for rule, threshold in (
         ("mean", values.mean()),
@@ -66,8 +70,10 @@ def test_figures_equal_the_replica(seed: int) -> None:
         found = {name: one.figures[f"{name}, {rule}"] for name in expected}
         assert found == pytest.approx(expected)
     assert one.figures["iou, best"] == pytest.approx(replica.best_iou(values, inside, counted))
-    expected_ap = replica.average_precision(values[counted], inside[counted])
-    assert one.figures["average precision"] == pytest.approx(expected_ap)
+    pair = (values[counted], inside[counted])
+    assert one.figures["average precision"] == pytest.approx(replica.both_channels(*pair))
+    assert one.figures["object average precision"] == pytest.approx(replica.average_precision(*pair))
+    assert one.figures["roc auc"] == pytest.approx(replica.roc_auc(*pair))
     top = np.unravel_index(values.argmax(), values.shape)
     assert one.figures["pointing"] == float(inside[top])
     mass = total = 0.0
@@ -106,6 +112,29 @@ def test_a_perfect_map_is_perfect() -> None:
     assert average_precision(values.flatten(), inside.flatten()) == 1
     assert inside_mass(values, inside, counted) == 1 and np.isnan(inside_mass(-values, inside, counted))
     assert best_threshold(values.flatten(), inside.flatten()) == 0
+
+
+def test_interpretdls_pointing_game_cuts_at_a_quarter_of_the_largest_value() -> None:
+    """Four cells lie above a quarter of 8, two of them on the object; a quarter of the range (−1) lets a fifth in."""
+    heat = np.array([[8.0, 3.0, 2.5, 2.1], [1.9, -4.0, -4.0, -4.0]])
+    inside = np.zeros((2, 4), dtype=bool)
+    inside[0, :2] = inside[1, 3] = True
+    found = compared(foreground(heat, inside, np.ones_like(inside), "raw-quarter"), inside, np.ones_like(inside))
+    assert (found["precision"], found["recall"]) == (0.5, pytest.approx(2 / 3))
+    assert found["f1"] == pytest.approx(2 * 0.5 * (2 / 3) / (0.5 + 2 / 3))
+    assert foreground(heat, inside, np.ones_like(inside), "quarter").sum() == 5
+    how = PUBLISHED["idl-pointing"]
+    _, example = drawn(0)
+    (one,) = how.measure(_Ex(), [example], {"m": [explanation(drawn(0)[0])]})  # type: ignore[arg-type]
+    named = {"precision, raw-quarter", "recall, raw-quarter", "f1, raw-quarter", "roc auc", "object average precision"}
+    assert named <= one.figures.keys() and "f1, raw-quarter" in how.headline
+
+
+@pytest.mark.parametrize("inside", [np.ones((3, 4), dtype=bool), np.zeros((3, 4), dtype=bool)])
+def test_one_class_alone_cannot_be_told_apart(inside: np.ndarray) -> None:
+    example = Example("x", None, 0, ((Mask(inside),),))
+    (one,) = Segmentation().measure(_Ex(), [example], {"m": [explanation(drawn(0)[0])]})  # type: ignore[arg-type]
+    assert np.isnan(one.figures["roc auc"]) and one.figures["recall, mean"] < 1
 
 
 def test_a_flat_map_says_nothing() -> None:

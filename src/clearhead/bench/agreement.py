@@ -2,7 +2,8 @@
 
 Kendall's tau-b and Spearman's rho on the scores themselves (of argsorts they would mean nothing), and the share of the
 k highest units in common. Special units are left out. Chance: 0 for the correlations, k/n for the share in common,
-which stands beside it; `random` is in every table, too.
+which stands beside it; `random` is in every table, too. Where units tie at the k-th place, each counts by its chance to
+be drawn among the k, on each side by itself: drawn the same way on both sides, flat maps would agree wholly.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from jaxtyping import Float
 from clearhead.bench.data import Example
 from clearhead.bench.looking import Looks, read_whole
 from clearhead.bench.perturbation import seen
-from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking, register
-from clearhead.bench.subsets import Drops
+from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
+from clearhead.bench.removing import removal
+from clearhead.bench.subsets import Drops, default_fill, removed_units
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -29,6 +31,7 @@ LEAVE_ONE_OUT = "leave-one-out"
 class Agreement(Protocol):
     """`top` is a number of units; `leave_one_out` False saves its passes."""
 
+    version: ClassVar[int] = 2
     headline: ClassVar[tuple[str, ...]] = ("tau",)
     together: ClassVar[bool] = True
 
@@ -61,20 +64,19 @@ class Agreement(Protocol):
                     for other in scores:
                         if one != other and stream in scores[other][place]:
                             pair = [scores[name][place][stream] for name in (one, other)]
-                            figures = self.alike(_kept(pair[0], kept), _kept(pair[1], kept), example.id)
+                            figures = self.alike(_kept(pair[0], kept), _kept(pair[1], kept))
                             made.append(Measurement(example.id, one, f"{stream}/{other}", figures))
         return made
 
-    def alike(self, one: Float[np.ndarray, "unit"], other: Float[np.ndarray, "unit"], *key: str) -> dict[str, float]:
+    def alike(self, one: Float[np.ndarray, "unit"], other: Float[np.ndarray, "unit"]) -> dict[str, float]:
         from scipy.stats import kendalltau, spearmanr
 
         moves = np.ptp(one) > 0 and np.ptp(other) > 0
         top = min(self.top, len(one))
-        chosen = [set(ranking(own, self.seed, *key)[:top].tolist()) for own in (one, other)]
         return {
             "tau": float(kendalltau(one, other).statistic) if moves else float("nan"),
             "rho": float(spearmanr(one, other).statistic) if moves else float("nan"),
-            f"top {self.top}": len(chosen[0] & chosen[1]) / top,
+            f"top {self.top}": float(among_highest(one, top) @ among_highest(other, top)) / top,
             f"top {self.top} by chance": top / len(one),
         }
 
@@ -89,8 +91,9 @@ class Agreement(Protocol):
                 units = seen(whole, stream)
                 kept = units.drop_special()
                 if len(kept):
-                    masks = [np.arange(len(units)) == place for place in kept]
-                    drops.ask(f"{number}/{stream}", whole, units, self.fill, masks)
+                    way = removal(ex.subject, whole.sample, units, self.fill or default_fill(units))
+                    removed = (removed_units(way, units, np.arange(len(units)) == place) for place in kept)
+                    drops.ask(f"{number}/{stream}", whole, way, removed)
                     own[stream] = (len(first[number][stream]), kept)
             places.append(own)
         found = []
@@ -101,6 +104,17 @@ class Agreement(Protocol):
                 by_stream[stream][kept] = drops[f"{number}/{stream}"]
             found.append(by_stream)
         return found
+
+
+def among_highest(scores: Float[np.ndarray, "unit"], count: int) -> Float[np.ndarray, "unit"]:
+    """The chance of each unit to be among the `count` highest, where ties at the last place are drawn.
+
+    >>> among_highest(np.array([3.0, 1.0, 1.0, 0.0]), 2).tolist()
+    [1.0, 0.5, 0.5, 0.0]
+    """
+    last = np.sort(scores)[-count]
+    above, tied = scores > last, scores == last
+    return above + tied * (count - above.sum()) / tied.sum()
 
 
 def _kept(scores: Float[np.ndarray, "unit"], kept: Any) -> Float[np.ndarray, "unit"]:
@@ -143,7 +157,7 @@ class Classes(Protocol):
                     kept = part.units.drop_special()
                     if len(kept) > 1:
                         pair = [_kept(scores, kept) for scores in (part.scores, other[stream].scores)]
-                        found = Agreement(seed=self.seed).alike(pair[0], pair[1], example.id)
+                        found = Agreement().alike(pair[0], pair[1])
                         figures = {"tau": found["tau"], "rho": found["rho"]}
                         made.append(Measurement(example.id, method, stream, figures))
         return made

@@ -128,8 +128,13 @@ def _tried(
     seed: int,
 ) -> tuple[dict[str, list[AnyExplanation]] | None, str]:
     """The explanations, or why there are none; what is the fault of no method is raised."""
+    how: dict[str, Any] = {"method": list(methods), "batch_size": batch_size, "seed": seed}
     try:
-        return _together(ex, examples, methods, protocol, batch_size, seed), ""
+        how["target"] = [protocol.target(example) for example in examples]
+        found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **how)
+        for e in (e for own in found.values() for e in own):
+            _check_numbers(e)
+        return found, ""
     except ClearheadError as problem:
         return None, str(problem)
     except Exception as problem:
@@ -142,26 +147,6 @@ def seed_of(explanations: Mapping[str, Sequence[AnyExplanation]]) -> int:
     """What these were drawn with: others that are compared with them are drawn with the same."""
     first = next(iter(explanations.values()))[0]
     return int(next(iter(first.parts.values())).certificate.get("seed", 0))
-
-
-def _together(
-    ex: "Explainer",
-    examples: Sequence[Example],
-    methods: Sequence[Method],
-    protocol: Protocol,
-    batch_size: int,
-    seed: int,
-) -> dict[str, list[AnyExplanation]]:
-    options: dict[str, Any] = {
-        "method": list(methods),
-        "target": [protocol.target(example) for example in examples],
-        "batch_size": batch_size,
-        "seed": seed,
-    }
-    found: dict[str, list[AnyExplanation]] = ex.explain(**given(examples), **options)
-    for e in (e for explanations in found.values() for e in explanations):
-        _check_numbers(e)
-    return found
 
 
 def _check_numbers(e: AnyExplanation) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clearhead.bench.curves import CONVENTIONS, area
+from clearhead.bench.curves import CONVENTIONS, area, removed_counts
 from clearhead.bench.data.base import Example
 from clearhead.bench.looking import Looks, Whole, log_probabilities, read_whole
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking
@@ -43,6 +43,7 @@ class Perturbation(Protocol):
 
     judged: whose accuracy and probability are followed, "gold", "predicted" (on the clean input) or "explained"
     examples: "all", those predicted "correct", or "wrong"
+    fractions: how much is removed, apart from the clean input; none at all means one unit after the other
     fills: what stands where units were; each gives curves of its own
     """
 
@@ -107,7 +108,9 @@ class Perturbation(Protocol):
             made.append(Measurement(examples[place].id, method, part, figures, curves))
         return made, looks
 
-    def altered(self, methods: int) -> int:
+    def altered(self, methods: int) -> int | None:
+        if not self.fractions:
+            return None
         return 1 + methods * len(self.fills) * len(self.directions) * len(self.fractions)
 
     def _check(self) -> None:
@@ -119,7 +122,7 @@ class Perturbation(Protocol):
             for one in given:
                 if one not in accepted:
                     raise unknown(what, one, accepted)
-        if list(self.fractions) != sorted(set(self.fractions)) or not self.fractions or self.fractions[0] <= 0:
+        if list(self.fractions) != sorted(set(self.fractions)) or (self.fractions and self.fractions[0] <= 0):
             raise InputError(f"fractions must rise from above 0 (the clean input is always there): {self.fractions}")
 
     def _altered(
@@ -149,6 +152,12 @@ class Perturbation(Protocol):
         """What is removed at each fraction."""
         raise NotImplementedError
 
+    def counts(self, whole: int) -> list[int]:
+        """Of so many how many are removed at each fraction."""
+        if not self.fractions and not whole:
+            raise InputError("nothing of it may be removed: there is no curve of single steps")
+        return removed_counts(self.fractions, whole, self.rounding) if self.fractions else list(range(1, whole + 1))
+
     def _masks(
         self,
         scores: Float[np.ndarray, "candidate"],
@@ -169,7 +178,8 @@ class Perturbation(Protocol):
     def _figures(
         self, judge: "_Judge", scores: Sequence[Float[np.ndarray, "label"]], direction: str
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-        x = (0.0, *self.fractions)
+        steps = len(scores) - 1
+        x = (0.0, *(self.fractions or (step / steps for step in range(1, steps + 1))))
         curves = judge.curves(scores)
         p, ratio = np.asarray(curves["probability"]), np.asarray(curves["log ratio"])
         figures = {

@@ -1,4 +1,4 @@
-"""Perturbation of pictures, of texts and of regions, and the settings under which authors published."""
+"""Perturbation of pictures, of texts and of regions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from clearhead.bench.curves import removed_counts
 from clearhead.bench.data.base import Example
 from clearhead.bench.perturbation import Perturbation
 from clearhead.bench.protocol import register
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
+from clearhead.units import Units
 
 
 @register("perturb-images")
@@ -36,11 +36,11 @@ class Pictures(Perturbation):
         key = (example.id, part.stream)
         if self.ranked == "pixel":
             scores = scaled_up(part.heat_map(), way.size).flatten()
-            counts = removed_counts(self.fractions, len(scores), self.rounding)
+            counts = self.counts(len(scores))
             yield from self._masks(scores, np.arange(len(scores)), len(scores), direction, counts, key)
         elif self.ranked == "patch":
             places = part.units.drop_special()
-            counts = removed_counts(self.fractions, len(places), self.rounding)
+            counts = self.counts(len(places))
             for gone in self._masks(part.scores[places], places, len(part), direction, counts, key):
                 # −1 is what lies beyond the last whole patch: no unit's, and never removed
                 yield (gone[way.patch_of.clip(min=0)] & (way.patch_of >= 0)).flatten()
@@ -63,14 +63,15 @@ def scaled_up(heat: Float[np.ndarray, "row column"], size: tuple[int, int]) -> F
 class Texts(Perturbation):
     """Tokens of a text, of a source or of a prompt.
 
-    protect: special tokens are never removed; of: what fractions are of, "removable" tokens or all "units"
+    protect: special tokens are never removed, or (a, b) so many at the beginning and at the end, special or not
+    of: what fractions are of, "removable" tokens or all "units"
     clamp: negative scores count as zero; padded_to: the text is padded to so many tokens, whose pads compete with
     zero scores and count in the fractions; shortest: texts of fewer tokens are left out
     """
 
     fills: tuple[str, ...] = ("delete", "mask")
     stream: str | None = None
-    protect: bool = True
+    protect: bool | tuple[int, int] = True
     of: str = "removable"
     clamp: bool = False
     padded_to: int | None = None
@@ -89,14 +90,22 @@ class Texts(Perturbation):
     ) -> Iterator[Bool[np.ndarray, "unit"]]:
         if self.of not in ("removable", "units"):
             raise unknown("of", self.of, ("removable", "units"))
-        places = part.units.drop_special() if self.protect else np.arange(len(part))
+        places = self._removable(part.units)
         scores = np.maximum(part.scores, 0) if self.clamp else part.scores
         pads = max(0, (self.padded_to or 0) - len(part))
         candidates = np.concatenate([places, np.full(pads, -1)])
         values = np.concatenate([scores[places], np.zeros(pads)])
         whole = len(candidates) if self.of == "removable" else len(part) + pads
-        counts = [min(count, len(candidates)) for count in removed_counts(self.fractions, whole, self.rounding)]
+        counts = [min(count, len(candidates)) for count in self.counts(whole)]
         yield from self._masks(values, candidates, len(part), direction, counts, (example.id, part.stream))
+
+    def _removable(self, units: Units) -> Int[np.ndarray, "place"]:
+        if isinstance(self.protect, bool):
+            return np.asarray(units.drop_special()) if self.protect else np.arange(len(units))
+        if len(self.protect) != 2 or min(self.protect) < 0:
+            raise InputError(f"protect={self.protect}: it is true, false, or two numbers of tokens, first and last")
+        first, last = self.protect
+        return np.arange(first, len(units) - last)
 
 
 @register("perturb-regions")
@@ -115,52 +124,5 @@ class Regions(Perturbation):
     def removed(
         self, part: Explanation, direction: str, way: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "unit"]]:
-        counts = removed_counts(self.fractions, len(part), self.rounding)
+        counts = self.counts(len(part))
         yield from self._masks(part.scores, np.arange(len(part)), len(part), direction, counts, (example.id, "regions"))
-
-
-#: 6.8 of the published protocols: fractions removed from questions and from regions of LXMERT, and of VisualBERT.
-_VQA = (0.25, 0.5, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-_MANY_BOXES = (0.5, 0.75, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
-_NINE = tuple(tenth / 10 for tenth in range(1, 10))
-
-#: What authors published, by name: the settings of their code, with the quirks that decide figures.
-PUBLISHED: dict[str, Perturbation] = {
-    "te-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
-    "bi-images": Pictures(judged="gold", fractions=_NINE, fills=("black",), ranked="pixel"),
-    "idl-images": Pictures(fractions=tuple(step / 20 for step in range(1, 21)), fills=("grey",), ranked="pixel"),
-    "bi-clip": Pictures(judged="gold", fills=("centre",), ranked="pixel"),
-    "bi-movies": Texts(
-        explained="gold",
-        judged="gold",
-        fractions=tuple(round(0.52 + 0.02 * step, 2) for step in range(9)),
-        fills=("pad+attention",),
-        protect=False,
-        of="units",
-        clamp=True,
-    ),
-    "bi-newsgroups": Texts(
-        explained="gold",
-        judged="gold",
-        fills=("pad+attention",),
-        protect=False,
-        of="units",
-        clamp=True,
-        padded_to=512,
-    ),
-    "attcat": Texts(
-        judged="gold",
-        fractions=tuple(step / 9 for step in range(1, 10)),
-        rounding="nearest",
-        directions=("positive",),
-        fills=("delete", "pad"),
-        of="units",
-        shortest=10,
-    ),
-    "eraser": Texts(
-        fractions=(0.01, 0.05, 0.1, 0.2, 0.5), rounding="up", directions=("positive", "keep"), fills=("delete",)
-    ),
-    "lxmert-text": Texts(judged="gold", fractions=_VQA, rounding="kept", fills=("delete",), stream="text"),
-    "lxmert-regions": Regions(judged="gold", fractions=_VQA),
-    "visualbert-regions": Regions(judged="gold", fractions=_MANY_BOXES),
-}

@@ -17,8 +17,8 @@ import numpy as np
 from clearhead.bench.captions import TEMPLATE
 from clearhead.bench.data import DataSet, Example, Mask, read
 from clearhead.bench.data.mosaic import mosaics
-from clearhead.bench.perturbed import PUBLISHED
 from clearhead.bench.protocol import PROTOCOLS, Protocol, protocol
+from clearhead.bench.published import PUBLISHED
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -197,14 +197,12 @@ def setting(text: str) -> tuple[str, str, Any]:
     name, _, what = where.rpartition(".")
     if not equals or not name or not what:
         raise InputError(f"{text!r} is no setting: write PROTOCOL.NAME=VALUE, as perturb-text.fills=mask,delete")
-    before = getattr(named(name), what, None)
-    accepted = list(named(name).settings)
+    accepted = {one.name: one.type for one in fields(named(name))}
     if what not in accepted:
-        raise unknown(f"setting of {name}", what, accepted)
-    made: Any = _value(value)
-    if isinstance(before, tuple):
+        raise unknown(f"setting of {name}", what, list(accepted))
+    made, kind = _value(value), accepted[what]
+    if not _fits(made, kind):
         made = tuple(_value(part.strip()) for part in value.split(",") if part.strip())
-    kind = next(one.type for one in fields(named(name)) if one.name == what)
     if not _fits(made, kind):
         raise InputError(f"{text!r}: {what} of {name} takes {_in_words(kind)}")
     return name, what, made
@@ -213,7 +211,9 @@ def setting(text: str) -> tuple[str, str, Any]:
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a setting's type; a whole number is a number, and true is none."""
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_fits(one, get_args(kind)[0]) for one in value)
+        inner = get_args(kind)
+        many = isinstance(value, tuple) and (Ellipsis in inner or len(value) == len(inner))
+        return many and all(_fits(one, inner[0]) for one in value)
     if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(kind))
     if kind in (int, float):

@@ -87,8 +87,8 @@ class Protocol:
             raise InputError(f"explained='gold', but {example.id!r} has no single true class")
         return example.label
 
-    def altered(self, methods: int) -> int:
-        """At most so many inputs go through the model for one example, explanations aside."""
+    def altered(self, methods: int) -> int | None:
+        """At most so many inputs go through the model for one example, explanations aside; None: as its size is."""
         return 0
 
     def smaller(self, figure: str, part: str) -> bool:

@@ -119,14 +119,20 @@ class Section:
                 for up in ups if across in one.curves else ():
                     part = groups.setdefault((one.part, up, across), {})
                     part.setdefault(one.method, []).append((one.curves[across], one.curves[up]))
-        return [
-            Curve(
-                *which,
-                at={method: list(own[0][0]) for method, own in sorted(by_method.items())},
-                values={method: np.array([y for _, y in own]) for method, own in sorted(by_method.items())},
-            )
-            for which, by_method in sorted(groups.items())
-        ]
+        made = []
+        for which, by_method in sorted(groups.items()):
+            shared = {method: _at_shared_places(own) for method, own in sorted(by_method.items())}
+            at = {method: list(places) for method, (places, _) in shared.items()}
+            made.append(Curve(*which, at=at, values={method: values for method, (_, values) in shared.items()}))
+        return made
+
+
+def _at_shared_places(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> "tuple[Sequence[float], Float[np.ndarray, 'example place']]":
+    """Curves at the places of the finest: where tokens go one by one, each example has points of its own."""
+    places = max((x for x, _ in curves), key=len)
+    return places, np.array([np.interp(places, x, y) for x, y in curves])
 
 
 @dataclass(frozen=True)

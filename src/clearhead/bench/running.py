@@ -8,7 +8,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,19 +29,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run would still compute. `altered` inputs at most: equal ones go through the model once."""
+    """What a run would still compute. `altered` inputs at most: equal ones go through the model once.
+
+    by_size: protocols whose altered inputs are not among them, as many as an example is long or large
+    outdated: rows among them that were measured before, with other versions of the software
+    """
 
     examples: int
     chunks: int
     chunks_left: int
     methods: int
     altered: int
+    by_size: tuple[str, ...] = ()
+    outdated: int = 0
 
     def __str__(self) -> str:
         left = f"{self.chunks_left} of {self.chunks} chunks to do"
+        more = f" (those of {' and '.join(self.by_size)} not counted: larger examples have more)" * bool(self.by_size)
         return (
             f"{self.examples} examples × {self.methods} methods, {left}: one explanation of each, and at most "
-            f"{self.altered:,} altered inputs through the model"
+            f"{self.altered:,} altered inputs through the model{more}"
         )
 
 
@@ -105,13 +112,33 @@ class Run:
         return found
 
     def cost(self) -> Cost:
-        tasks = self.tasks()
-        altered = sum(
-            len(task.places) * self.wanted[settings].altered(len(methods))
-            for task in tasks
-            for settings, methods in task.missing
-        )
-        return Cost(len(self.worker.data), len(self.plan), len(tasks), len(self.methods), altered)
+        tasks, altered = self.tasks(), 0
+        by_size: dict[str, None] = {}
+        for task in tasks:
+            for settings, methods in task.missing:
+                name, protocol = self.worker.protocols[settings]
+                most = protocol.altered(len(methods))
+                if most is None:
+                    by_size[name] = None
+                else:
+                    altered += len(task.places) * most
+        sizes = (len(self.worker.data), len(self.plan), len(tasks), len(self.methods))
+        return Cost(*sizes, altered, tuple(by_size), self._outdated(tasks))
+
+    def _outdated(self, tasks: Sequence[Task]) -> int:
+        """How many rows of what is missing are there, measured with other versions."""
+        data, model = self.worker.data, self.worker.model
+        others = [] if not tasks else list(self.store.measured_by_others(versions()))
+        others = [row for row in others if (row["model"], row["data"]) == (model, data.name)]
+        if not others:
+            return 0
+        missing = {data[place].id: dict(task.missing) for task in tasks for place in task.places}
+        found = {
+            (row["example"], row["method"], row["settings"], row["part"])
+            for row in others
+            if row["method"] in missing.get(row["example"], {}).get(row["settings"], ())
+        }
+        return len(found)
 
     def __call__(
         self,

@@ -2,14 +2,20 @@
 
 The heat map is scaled up bilinearly to the size of what the model saw, the object's mask is taken at the same pixels;
 unclear pixels are left out. Thresholds: `mean` of the map (foreground is what lies above), `otsu`, `quarter` of the
-largest value, `best` (of all thresholds the one with the largest overlap, for each picture: an upper bound).
+map's range, `raw-quarter` (of the largest value, whatever the smallest is), `best` (of all thresholds the one with the
+largest overlap, for each picture: an upper bound).
 
     pixel accuracy   share of pixels that are right
     iou, f1          of the foreground, in each picture;   row f1: the mean over rows of the F1 of each row by itself,
                      rows without foreground counting zero, as Beyond Intuition's code computes its mF1
+    precision        share of the foreground that lies on the object;   recall  share of the object that is foreground
     average precision of (1 − m, m) against the two classes together, per picture (no threshold)
+    object average precision, roc auc   of m against the object alone, per picture (no threshold)
     pointing         1 where the largest value lies on the object
     inside mass      share of the positive relevance (of patches) that falls on the object
+
+InterpretDL's pointing game (`idl-pointing`) is precision, recall and F1 by `raw-quarter`, and the last two. Its F1 has
+1e-6 more in the denominator, which is not copied.
 
 mIoU is no mean over pictures: intersections and unions are summed over all pictures and then divided, for object and
 ground, and the two averaged (`summary`). So the counts are figures, too.
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from clearhead.bench.looking import Looks
     from clearhead.explainer import Explainer
 
-THRESHOLDS = ("mean", "otsu", "quarter", "best")
+THRESHOLDS = ("mean", "otsu", "quarter", "raw-quarter", "best")
 #: Recalls at which the curve of precision is kept.
 RECALLS = tuple(step / 20 for step in range(21))
 Grid = Bool[np.ndarray, "height width"]
@@ -47,7 +53,7 @@ class Segmentation(Protocol):
     """`masks` True keeps what each threshold cut out, packed as lengths of runs."""
 
     about: ClassVar[str] = "Does the heat map cover the object?"
-    headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "inside mass")
+    headline: ClassVar[tuple[str, ...]] = ("iou, otsu", "f1, raw-quarter", "inside mass")
 
     explained: Explained = "predicted"
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")
@@ -88,19 +94,19 @@ class Segmentation(Protocol):
         size = (part.picture.shape[0], part.picture.shape[1])
         inside, counted = object_mask(example, size, view)
         heat = np.nan_to_num(part.heat_map())
-        values = scaled_up(heat, size)
-        span = values.max() - values.min()
-        values = (values - values.min()) / span if span else np.zeros_like(values)
+        large = scaled_up(heat, size)
+        values = ranged(large)
         figures: dict[str, float] = {}
         curves: dict[str, tuple[float, ...]] = {}
         for rule in self.thresholds:
-            found = foreground(values, inside, counted, rule)
+            found = foreground(large, inside, counted, rule)
             figures |= {f"{name}, {rule}": value for name, value in compared(found, inside, counted).items()}
             if self.masks:
                 curves[f"mask, {rule}"] = packed(found)
         top = ranking(values.flatten(), self.seed, example.id)[0]
         figures |= {
             "average precision": average_precision(values[counted], inside[counted]),
+            **told_apart(values[counted], inside[counted]),
             "pointing": float(inside.flatten()[top]),
             "inside mass": inside_mass(heat, inside, counted),
             "object's share": float(inside[counted].mean()),
@@ -169,14 +175,23 @@ def view_of(processor: Any, picture: Any) -> Box:
     return ((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
 
 
-def foreground(values: Float[np.ndarray, "height width"], inside: Grid, counted: Grid, rule: str) -> Grid:
-    """The map cut at a threshold; `values` lie between 0 and 1."""
+def ranged(values: Float[np.ndarray, "height width"]) -> Float[np.ndarray, "height width"]:
+    """The map from 0 to 1; a flat one is 0 everywhere."""
+    span = values.max() - values.min()
+    return np.asarray((values - values.min()) / span if span else np.zeros_like(values))
+
+
+def foreground(raw: Float[np.ndarray, "height width"], inside: Grid, counted: Grid, rule: str) -> Grid:
+    """The map cut at a threshold."""
+    if rule == "raw-quarter":
+        return raw > 0.25 * raw.max()
+    values = ranged(raw)
     if rule == "best":
         return values > best_threshold(values[counted], inside[counted])
     if rule == "otsu":
         levels = (values * 255).astype(np.uint8)
         return levels > otsu(levels)
-    return values > (values.mean() if rule == "mean" else 0.25 * values.max())
+    return values > (values.mean() if rule == "mean" else 0.25)
 
 
 def compared(found: Grid, inside: Grid, counted: Grid) -> dict[str, float]:
@@ -185,10 +200,13 @@ def compared(found: Grid, inside: Grid, counted: Grid) -> dict[str, float]:
     both, either = (yes & inside).sum(), (yes | (inside & counted)).sum()
     ground_both, ground_either = (no & ~inside).sum(), (no | (~inside & counted)).sum()
     right = both + ground_both
+    cut_out, there = yes.sum(), (inside & counted).sum()
     return {
         "pixel accuracy": float(right / counted.sum()),
         "iou": float(both / either) if either else 0.0,
         "f1": float(2 * both / (both + either)) if either else 0.0,
+        "precision": float(both / cut_out) if cut_out else 0.0,
+        "recall": float(both / there) if there else 0.0,
         "row f1": row_f1(yes, inside & counted),
         "right": float(right),
         "counted": float(counted.sum()),
@@ -220,6 +238,18 @@ def average_precision(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarra
     from sklearn.metrics import average_precision_score
 
     return float(average_precision_score(np.concatenate([~inside, inside]), np.concatenate([1 - values, values])))
+
+
+def told_apart(values: Float[np.ndarray, "pixel"], inside: Bool[np.ndarray, "pixel"]) -> dict[str, float]:
+    """How well the map tells the object from the ground, whatever the threshold; NaN where there is but one of them."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    if inside.all() or not inside.any():
+        return {"object average precision": float("nan"), "roc auc": float("nan")}
+    return {
+        "object average precision": float(average_precision_score(inside, values)),
+        "roc auc": float(roc_auc_score(inside, values)),
+    }
 
 
 def inside_mass(heat: Float[np.ndarray, "row column"], inside: Grid, counted: Grid) -> float:

@@ -192,6 +192,19 @@ class Store:
                     found.setdefault((row.settings, row.part, row.method, row.example), row)
         return [found[where] for where in sorted(found)]
 
+    def measured_by_others(self, versions: str) -> Iterator[dict[str, str]]:
+        """What rows measured with other versions are about: the words of `COLUMNS`, without their figures."""
+
+        def words(path: Path) -> Any:
+            return _arrow().parquet.read_table(path, columns=list(COLUMNS[:-2]))
+
+        for path in sorted(self.shards.glob("*.parquet")):
+            try:
+                rows = _read(path, words, REMOVE).to_pylist()
+            except InputError:  # it may be of another job: whoever needs it will tell
+                continue
+            yield from (row for row in rows if row["versions"] != versions)
+
     def write_table(self, keys: Sequence[str], wanted: Mapping[str, Wanted]) -> Path:
         """One table of all chunks, a row group each, so that memory does not grow with their number."""
         pa, path = _arrow(), self.folder / "table.parquet"

@@ -7,11 +7,12 @@ y is the number that was explained, its class held at that of the clean input; x
     infidelity      mean over the same subsets of (Σ_S score − (y(x) − y(x − S)))²; as it is, and with the scores
                     scaled by the factor β that makes it least (relevance has no unit of its own)
 
-Subsets are drawn by example, so that all methods are asked about the same ones.
+`subsets` draws S by example, so that all methods are asked about the same ones; `squares` takes every square of a
+picture, as InterpretDL does (`idl-infidelity`, whose figure is the scaled one; what is grey already counts here, too).
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,10 +27,14 @@ from clearhead.bench.perturbation import seen
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
 from clearhead.bench.removing import FromPicture, Removal, removal
 from clearhead.errors import InputError
+from clearhead.joint import AnyExplanation
 from clearhead.units import Units
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
+
+#: A correlation of fewer points says nothing.
+FEWEST = 3
 
 
 def default_fill(units: Units) -> str:
@@ -47,15 +52,12 @@ class Drops:
     """y(x) − y(x − S) for many S of many inputs; each distinct altered input goes through the model once."""
 
     def __init__(self, ex: "Explainer", looks: Looks | None = None) -> None:
-        self.ex, self.looks = ex, looks or Looks(ex)
+        self.looks = looks or Looks(ex)
         self.asked: dict[str, tuple[Whole, bytes, list[bytes]]] = {}
 
-    def ask(
-        self, name: str, whole: Whole, units: Units, fill: str | None, masks: Sequence[Bool[np.ndarray, "unit"]]
-    ) -> None:
-        way = removal(self.ex.subject, whole.sample, units, fill or default_fill(units))
+    def ask(self, name: str, whole: Whole, way: Removal, removed: Iterable[Bool[np.ndarray, "item"]]) -> None:
         clean = self.looks.ask(whole.sample, whole.target)
-        tickets = [self.looks.ask(way.without(removed_units(way, units, gone)), whole.target) for gone in masks]
+        tickets = [self.looks.ask(way.without(gone), whole.target) for gone in removed]
         self.asked[name] = (whole, clean, tickets)
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "subset"]:
@@ -66,23 +68,22 @@ class Drops:
         return np.array([y[0] - after for after in y[1:]])
 
 
-@register("subsets")
+#: By kind (how many units, how large a square), how much of each unit every S of an input takes.
+Shares = Mapping[str, Float[np.ndarray, "subset unit"]]
+
+
 @dataclass(frozen=True)
-class Subsets(Protocol):
-    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each.
+class Sums(Protocol):
+    """Sums of scores over parts of an input against how far the output falls without them, whatever the parts are.
 
     Of a model with several streams all are asked about, or the one that `stream` names.
     """
 
-    about: ClassVar[str] = "Do sums of scores over random subsets of units tell how far the output falls without them?"
-    headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
+    smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
     explained: Explained = "predicted"
-    shares: tuple[float, ...] = (0.1, 0.3, 0.5)
-    draws: int = 32
     fill: str | None = None
     stream: str | None = None
-    smaller_is_better: ClassVar[frozenset[str]] = frozenset({"infidelity", "scaled infidelity"})
 
     def measure(
         self,
@@ -91,33 +92,79 @@ class Subsets(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        if self.draws < 3:
-            raise InputError(f"draws={self.draws}: a correlation needs at least 3")
+        self.check()
         drops = Drops(ex, looks)
-        masks: dict[str, list[Bool[np.ndarray, "draw unit"]]] = {}
-        streams: dict[int, list[str]] = {}
+        shares: dict[tuple[int, str], Shares] = {}
         first = next(iter(explanations.values()))
         for place, example in enumerate(examples):
             whole = read_whole(ex, example, self)
-            for stream in first[place].streams if self.stream is None else [self.stream]:
+            for stream in self.streams_of(first[place]):
                 units = seen(whole, stream)
                 if len(units.drop_special()) < 2:
                     continue
-                name = f"{place}/{stream}"
-                masks[name] = self.subsets(units, example.id, stream)
-                streams.setdefault(place, []).append(stream)
-                drops.ask(name, whole, units, self.fill, [gone for own in masks[name] for gone in own])
+                way = removal(ex.subject, whole.sample, units, self.fill or default_fill(units))
+                shares[place, stream], removed = self.parts(way, units, example.id, stream)
+                drops.ask(f"{place}/{stream}", whole, way, removed)
         made = []
         for method, own in explanations.items():
-            for place, example in enumerate(examples):
-                for stream in streams.get(place, []):
-                    name = f"{place}/{stream}"
-                    figures = self._figures(own[place][stream].scores, masks[name], drops[name])
-                    made.append(Measurement(example.id, method, stream, figures))
+            for (place, stream), taken in shares.items():
+                found = figures(own[place][stream].scores, taken, drops[f"{place}/{stream}"])
+                made.append(Measurement(examples[place].id, method, stream, found))
         return made
+
+    def check(self) -> None:
+        """Refuse settings that cannot be."""
+
+    def streams_of(self, explanation: AnyExplanation) -> Sequence[str]:
+        return list(explanation.streams) if self.stream is None else [self.stream]
+
+    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
+        """What is asked about: how much of each unit goes, and what the removal takes for it, in the same order."""
+        raise NotImplementedError
+
+
+def figures(scores: Float[np.ndarray, "unit"], shares: Shares, drops: Float[np.ndarray, "subset"]) -> dict[str, float]:
+    """Of one method on one input; `drops` lie in the order of the shares."""
+    scores = np.nan_to_num(scores[: next(iter(shares.values())).shape[1]]).astype(float)
+    sums = {kind: own @ scores for kind, own in shares.items()}
+    every = np.concatenate(list(sums.values()))
+    fell = np.split(drops, np.cumsum([len(own) for own in sums.values()])[:-1])
+    found = {
+        f"sensitivity {kind}": correlation(own, after)
+        for (kind, own), after in zip(sums.items(), fell, strict=True)
+        if len(own) >= FEWEST
+    }
+    beta = float(every @ drops / (every @ every)) if every.any() else 0.0
+    found["infidelity"] = float(((every - drops) ** 2).mean())
+    found["scaled infidelity"] = float(((beta * every - drops) ** 2).mean())
+    found["beta"] = beta
+    return found
+
+
+@register("subsets")
+@dataclass(frozen=True)
+class Subsets(Sums):
+    """`shares` are the n of sensitivity-n, as shares of the units; `draws` subsets are drawn for each."""
+
+    about: ClassVar[str] = "Do sums of scores over random subsets of units tell how far the output falls without them?"
+    headline: ClassVar[tuple[str, ...]] = ("sensitivity 0.3", "scaled infidelity")
+
+    shares: tuple[float, ...] = (0.1, 0.3, 0.5)
+    draws: int = 32
+
+    def check(self) -> None:
+        if self.draws < FEWEST:
+            raise InputError(f"draws={self.draws}: a correlation needs at least {FEWEST}")
+        if not self.shares or len({f"{share:g}" for share in self.shares}) < len(self.shares):
+            raise InputError(f"shares={self.shares}: give at least one, and none twice")
 
     def altered(self, methods: int) -> int:
         return 1 + len(self.shares) * self.draws
+
+    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
+        drawn = self.subsets(units, *key)
+        taken = {f"{share:g}": own.astype(float) for share, own in zip(self.shares, drawn, strict=True)}
+        return taken, (removed_units(way, units, gone) for own in drawn for gone in own)
 
     def subsets(self, units: Units, *key: str) -> list[Bool[np.ndarray, "draw unit"]]:
         """For each share, so many random subsets of units that are not special."""
@@ -132,23 +179,80 @@ class Subsets(Protocol):
             found.append(rows)
         return found
 
-    def _figures(
-        self,
-        scores: Float[np.ndarray, "unit"],
-        masks: Sequence[Bool[np.ndarray, "draw unit"]],
-        drops: Float[np.ndarray, "subset"],
-    ) -> dict[str, float]:
-        scores = np.nan_to_num(scores[: masks[0].shape[1]]).astype(float)
-        sums = [own @ scores for own in masks]
-        figures = {}
-        for share, own, fell in zip(self.shares, sums, np.split(drops, len(masks)), strict=True):
-            figures[f"sensitivity {share:g}"] = correlation(own, fell)
-        every = np.concatenate(sums)
-        beta = float(every @ drops / (every @ every)) if every.any() else 0.0
-        figures["infidelity"] = float(((every - drops) ** 2).mean())
-        figures["scaled infidelity"] = float(((beta * every - drops) ** 2).mean())
-        figures["beta"] = beta
-        return figures
+
+@register("squares")
+@dataclass(frozen=True)
+class Squares(Sums):
+    """Every square of so many pixels (`sides`) of what the model sees, one each `stride` pixels; all lie wholly inside.
+
+    A square's sum is that of the heat map, scaled up bilinearly to the picture, each patch's score spread over its
+    pixels. Sides that do not fit a picture are left out, and a picture that none fits is refused.
+    """
+
+    about: ClassVar[str] = "Do sums of scores over squares of a picture tell how far the output falls without them?"
+    headline: ClassVar[tuple[str, ...]] = ("scaled infidelity",)
+
+    fill: str | None = "grey"
+    sides: tuple[int, ...] = (32, 64, 128)
+    stride: int = 8
+
+    def check(self) -> None:
+        if not self.sides or len(set(self.sides)) < len(self.sides):
+            raise InputError(f"sides={self.sides}: give at least one, and none twice")
+        if min(*self.sides, self.stride) < 1:
+            raise InputError(f"sides={self.sides}, stride={self.stride}: each must be at least 1 pixel")
+
+    def altered(self, methods: int) -> int | None:
+        return None
+
+    def streams_of(self, explanation: AnyExplanation) -> Sequence[str]:
+        streams = super().streams_of(explanation)
+        found = [stream for stream in streams if explanation[stream].units.grid is not None]
+        if not found:
+            raise InputError(f"squares are cut out of a picture's patches, and the streams are {', '.join(streams)}")
+        return found
+
+    def parts(self, way: Removal, units: Units, *key: str) -> tuple[Shares, Iterable[Bool[np.ndarray, "item"]]]:
+        assert isinstance(way, FromPicture) and units.grid is not None
+        high, wide = way.size
+        fitting = [side for side in self.sides if side <= min(high, wide)]
+        if not fitting:
+            raise InputError(
+                f"the model sees {high} × {wide} pixels, and no square of {', '.join(map(str, self.sides))} fits: "
+                f"choose smaller sides, as sides={min(high, wide) // 4},{min(high, wide) // 2}"
+            )
+        taken = {}
+        for side in fitting:
+            down, across = (
+                np.array([spread[start : start + side].sum(0) for start in starts(size, side, self.stride)])
+                for size, spread in zip(way.size, map(_spread, units.grid, way.size), strict=True)
+            )
+            taken[str(side)] = np.zeros((len(down) * len(across), len(units)))
+            taken[str(side)][:, units.drop_special()] = np.kron(down, across)
+        return taken, (gone for side in fitting for gone in self._cut_out(side, way.size))
+
+    def _cut_out(self, side: int, size: tuple[int, int]) -> Iterator[Bool[np.ndarray, "pixel"]]:
+        for top in starts(size[0], side, self.stride):
+            for left in starts(size[1], side, self.stride):
+                gone = np.zeros(size, dtype=bool)
+                gone[top : top + side, left : left + side] = True
+                yield gone.flatten()
+
+
+def starts(size: int, side: int, stride: int) -> range:
+    """Where squares begin along one edge.
+
+    >>> list(starts(10, 4, 3))
+    [0, 3, 6]
+    """
+    return range(0, size - side + 1, stride)
+
+
+def _spread(count: int, size: int) -> Float[np.ndarray, "pixel patch"]:
+    """How much of each patch lies at each pixel along one edge, by bilinear interpolation; 1 of each altogether."""
+    one = torch.eye(count, dtype=torch.float64)[None]
+    large = torch.nn.functional.interpolate(one, size=size, mode="linear", align_corners=False)[0]
+    return np.asarray((large * count / size).T)
 
 
 def correlation(a: Float[np.ndarray, "item"], b: Float[np.ndarray, "item"]) -> float:

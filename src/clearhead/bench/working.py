@@ -1,8 +1,8 @@
 """A worker: keeps a model and its data open, and measures chunks. It knows no store and no engine."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,43 +70,44 @@ class Worker:
 
     def __call__(self, task: Task) -> Shard:
         """Every protocol on one chunk. Explanations of one target are made once, for all methods that need them."""
-        looks, rows = Looks(self.ex, self.bare), []
-        keep: list[Kept] = []
+        chunk, rows = _Chunk(task, Looks(self.ex, self.bare)), []
         refused: dict[str, str] = {}
-        shared: dict[str, Explained] = {}
         for settings, methods in task.missing:
             name, protocol = self.protocols[settings]
-            reasons: dict[str, list[str]] = {method: [] for method in methods}
-            try:
-                examples, strange = self.examples(task, protocol)
-                known = len(shared)
-                own = self._explained(examples, protocol, task, shared)
-                if self.job.keep and len(shared) > known:
-                    keep += kept(examples, protocol.explained, {one: own.places(one) for one in self._methods(task)})
-                for method in methods:
-                    reasons[method] += [own.refused[method]] if method in own.refused else []
-                measured, groups = [], _alike(own, methods, protocol.together)
-                for method in methods:
-                    if own.places(method) and not any(method in part for part in groups):
-                        reasons[method].append("it is measured together with others, and no example has them all")
-                for part in groups:
-                    try:
-                        found, failed = self._measured(protocol, examples, part, looks)
-                    except ClearheadError as problem:  # of these methods alone: others explain other examples
-                        found, failed = [], {}
-                        for method in part:
-                            reasons[method].append(str(problem))
-                    measured += found
-                    for method in part if failed or strange else ():
-                        reasons[method].append(on_examples(strange | failed))
-            except ClearheadError as problem:
-                reasons = {method: [str(problem)] for method in methods}
-                measured = []
-            else:
-                measured = _judged(measured, examples, own)
+            measured, reasons = self._asked(protocol, methods, chunk)
             refused |= {f"{name}: {method}": "; ".join(own) for method, own in reasons.items() if own}
             rows += rows_of(measured, protocol, name, self.model, self.data.name, versions())
-        return Shard(task.key, task.missing, tuple(rows), refused, tuple(keep))
+        return Shard(task.key, task.missing, tuple(rows), refused, tuple(chunk.kept))
+
+    def _asked(
+        self, protocol: Protocol, methods: Sequence[str], chunk: "_Chunk"
+    ) -> tuple[list[Measurement], dict[str, list[str]]]:
+        """What one protocol says of a chunk; and by method why it does not speak of all examples."""
+        try:
+            examples, strange = self.examples(chunk.task, protocol)
+            own = self._explained(examples, protocol, chunk)
+        except ClearheadError as problem:  # the fault of no single method
+            return [], {method: [str(problem)] for method in methods}
+        reasons = {method: [own.refused[method]] if method in own.refused else [] for method in methods}
+        measured, groups = [], _alike(own, methods, protocol.together)
+        for method in methods:
+            if own.places(method) and not any(method in part for part in groups):
+                reasons[method].append("it is measured together with others, and no example has them all")
+        for part in groups:
+            found, failed, why = self._tried(protocol, examples, part, chunk.looks)
+            measured += found
+            for method in part:
+                reasons[method] += [*why, *([on_examples(strange | failed)] if strange or failed else [])]
+        return _judged(measured, examples, own), reasons
+
+    def _tried(
+        self, protocol: Protocol, examples: Sequence[Example], found: Mapping[str, Places], looks: Looks
+    ) -> tuple[list[Measurement], dict[str, str], list[str]]:
+        """The same as `_measured`, and why there is nothing: of these methods alone, others explain other examples."""
+        try:
+            return *self._measured(protocol, examples, found, looks), []
+        except ClearheadError as problem:
+            return [], {}, [str(problem)]
 
     def _measured(
         self, protocol: Protocol, examples: Sequence[Example], found: Mapping[str, Places], looks: Looks
@@ -121,16 +122,10 @@ class Worker:
         try:
             return list(measure(places)), {}
         except ClearheadError:
-            made: list[Measurement] = []
-            failed: dict[str, str] = {}
-            for place in places:
-                try:
-                    made += measure([place])
-                except ClearheadError as problem:
-                    failed[examples[place].id] = str(problem)
+            made, failed = _one_by_one(measure, places)
             if len(failed) == len(places):
                 raise
-            return made, failed
+            return made, {examples[place].id: why for place, why in failed.items()}
 
     @cached_property
     def captions(self) -> Captions | None:
@@ -162,17 +157,42 @@ class Worker:
         """All methods of the chunk, whichever protocol asks: what a chunk gives must not depend on what was there."""
         return list(dict.fromkeys(method for _, methods in task.missing for method in methods))
 
-    def _explained(
-        self, examples: Sequence[Example], protocol: Protocol, task: Task, shared: dict[str, Explained]
-    ) -> Explained:
+    def _explained(self, examples: Sequence[Example], protocol: Protocol, chunk: "_Chunk") -> Explained:
         targets = repr([protocol.target(example) for example in examples])
         targets += "" if self.captions is None else repr(protocol.explained)
-        if targets not in shared:
-            methods, refused = applicable(self.ex, [method_of(name) for name in self._methods(task)])
+        if targets not in chunk.explained:
+            names = self._methods(chunk.task)
+            methods, refused = applicable(self.ex, [method_of(name) for name in names])
             found = explained(self.ex, examples, methods, protocol, self.job.batch_size, self.job.seed)
             found.refused |= refused
-            shared[targets] = found
-        return shared[targets]
+            chunk.explained[targets] = found
+            if self.job.keep:
+                chunk.kept += kept(examples, protocol.explained, {one: found.places(one) for one in names})
+        return chunk.explained[targets]
+
+
+@dataclass
+class _Chunk:
+    """What the protocols of one chunk share: what the model said, explanations by target, and those to be stored."""
+
+    task: Task
+    looks: Looks
+    explained: dict[str, Explained] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+
+
+def _one_by_one(
+    measure: Callable[[Sequence[int]], Sequence[Measurement]], places: Sequence[int]
+) -> tuple[list[Measurement], dict[int, str]]:
+    """Each example by itself: what is said of those that can be measured, and why the others cannot, by place."""
+    made: list[Measurement] = []
+    failed: dict[int, str] = {}
+    for place in places:
+        try:
+            made += measure([place])
+        except ClearheadError as problem:
+            failed[place] = str(problem)
+    return made, failed
 
 
 def _judged(measured: Sequence[Measurement], examples: Sequence[Example], own: Explained) -> list[Measurement]:

@@ -94,6 +94,7 @@ def bench(
     from clearhead.bench.engines import engine as engine_named
     from clearhead.bench.planning import Job, setting
     from clearhead.bench.running import Run
+    from clearhead.bench.working import versions
 
     engine_named(engine, address)  # an unknown one is told before the model is opened
     without_bars(model)
@@ -127,6 +128,9 @@ def bench(
         expected = predicting.predicted(run, 1 if engine == "local" else workers)
     if not as_json:
         print(cost if expected is None else f"{cost}; {expected}")
+    if cost.outdated:
+        said = f"{cost.outdated:,} rows in {out} were measured with other versions, and are computed anew"
+        process.say(f"{said} (now: {versions()})", 0)
     try:
         with put.progress(cost.examples) as advance:
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise, permutations
 
 
 def tau_b(a: Sequence[float], b: Sequence[float]) -> float:
@@ -28,3 +29,30 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
 
 def rho(a: Sequence[float], b: Sequence[float]) -> float:
     return pearson(ranks(a), ranks(b))
+
+
+def in_common(a: Sequence[float], b: Sequence[float], top: int) -> float:
+    """The share of the highest in common, over all ways in which the ties of both sides may fall."""
+    firsts = []
+    for own in (a, b):
+        orders = permutations(range(len(own)))
+        falling = [order for order in orders if all(own[i] >= own[j] for i, j in pairwise(order))]
+        firsts.append([set(order[:top]) for order in falling])
+    shares = [len(one & other) / top for one in firsts[0] for other in firsts[1]]
+    return sum(shares) / len(shares)
+
+
+def squares(high: int, wide: int, sides: Sequence[int], stride: int) -> list[list[set[tuple[int, int]]]]:
+    """By side, the pixels of each square that lies wholly in a picture, row by row."""
+    found = []
+    for side in sides:
+        own = []
+        for top in range(0, high, stride):
+            if top + side > high:
+                break
+            for left in range(0, wide, stride):
+                if left + side > wide:
+                    break
+                own.append({(i, j) for i in range(top, top + side) for j in range(left, left + side)})
+        found.append(own)
+    return found

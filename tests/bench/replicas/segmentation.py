@@ -1,5 +1,7 @@
 """Figures of masks, pixel by pixel."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -30,6 +32,8 @@ def cut(values: np.ndarray, inside: np.ndarray, counted: np.ndarray, threshold: 
         **{name: float(value) for name, value in n.items()},
         "pixel accuracy": n["right"] / n["counted"],
         "iou": n["object both"] / union if union else 0.0,
+        "precision": precision,
+        "recall": recall,
         "f1": f1,
         "row f1": sum(rows) / len(rows),
     }
@@ -44,10 +48,24 @@ def best_iou(values: np.ndarray, inside: np.ndarray, counted: np.ndarray) -> flo
     return max(cut(values, inside, counted, threshold)["iou"] for threshold in tried)
 
 
-def average_precision(values: np.ndarray, inside: np.ndarray) -> float:
-    """Both channels in one list, each threshold by itself."""
+def both_channels(values: np.ndarray, inside: np.ndarray) -> float:
+    """The average precision of ground and object in one list."""
     scores = [1 - v for v in values] + list(values)
-    truth = [not t for t in inside] + [bool(t) for t in inside]
+    return average_precision(scores, [not t for t in inside] + [bool(t) for t in inside])
+
+
+def roc_auc(values: np.ndarray, inside: np.ndarray) -> float:
+    """How often a pixel of the object has more than one of the ground; ties count half."""
+    won = pairs = 0.0
+    for own in values[inside]:
+        for other in values[~inside]:
+            pairs += 1
+            won += 1.0 if own > other else 0.5 if own == other else 0.0
+    return won / pairs
+
+
+def average_precision(scores: Sequence[float], truth: Sequence[bool]) -> float:
+    """Each threshold by itself."""
     total, before = 0.0, 0.0
     for threshold in sorted(set(scores), reverse=True):
         chosen = [t for s, t in zip(scores, truth, strict=True) if s >= threshold]
