@@ -155,10 +155,12 @@ def test_what_a_run_costs(tables: ModuleType, tmp_path: Path) -> None:
         "fractions": [0.5, 1.0],
         "clearhead": {"judged": 10, "distinct": 10, "explained": 5, "notes": notes},
         "authors": {"judged": 20, "distinct": 10, "explained": 10, "notes": notes[4:5]},
-        "compared": {"pictures": 100, "clearhead": 10.0, "authors": 30.0, "ratio": 3.0, "gap": 1e-6},
+        "compared": {"pictures": 100, "clearhead": 10.0, "authors": 30.0, "ratio": 3.0, "gap": 1e-7},
     }
     page = tables._cost(found)
     assert [one.split(" | ")[0] for one in page.splitlines() if one.startswith("| ")][2:] == [
         f"| {count}" for count in (100, 200, 300, 400, 500)
     ]
-    assert "3.0 times as fast" in page and "150 s: scaled, not measured" in page
+    assert "3.0 times as fast" in page and "The curves are equal to 1e-07." in page
+    found["compared"]["gap"] = 0.41
+    assert "One curve or more are 0.41 apart" in tables._cost(found)
