@@ -33,6 +33,8 @@ CHECKPOINT_FROM = 16384
 def check_kernel(kernel: str | None, checkpoint: bool | None = None) -> None:
     if kernel is not None and kernel not in KERNELS:
         raise unknown("kernel", kernel, KERNELS)
+    if checkpoint not in (None, True, False):
+        raise InputError(f"checkpoint={checkpoint!r} is not possible: say True or False, or leave it out")
     if kernel == "materialised" and checkpoint:
         raise InputError("checkpoint=True belongs to streaming: kernel='materialised' keeps the maps of every layer")
 

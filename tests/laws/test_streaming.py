@@ -131,6 +131,8 @@ def test_what_cannot_stream_says_so():
         models.explainer("deberta/classify").explain("So boring!", kernel="streaming")
     with pytest.raises(InputError, match="unknown kernel 'flash'"):
         ex.explain("So boring!", kernel="flash")
+    with pytest.raises(InputError, match="checkpoint='no' is not possible: say True or False"):
+        ex.explain("So boring!", checkpoint="no")
 
 
 def test_layers_computed_again_are_a_streaming_pass():

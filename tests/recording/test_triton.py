@@ -48,6 +48,7 @@ def fake(dtype=torch.float32, width=32, queries=8, keys=8, device="cpu", **chang
 
 REFUSED = {
     "float64": {"dtype": torch.float64},
+    "bfloat16 without a GPU, which the interpreter multiplies as integers": {"dtype": torch.bfloat16},
     "float32 heads that are too wide": {"width": 160},
     "eager attention alone is exact": {"forward": None},
     "a soft cap, which torch's kernels do not know": {"more": {"scaling": 0.2, "softcap": 30.0}},

@@ -30,9 +30,10 @@ def both_ways(tokens: int, dtype: torch.dtype, within: float, methods: list[Any]
         assert e.certificate["kernel"] == "streaming: torch tiles" and e.target["name"] == example.label
         np.testing.assert_allclose(e.scores, expected.scores, atol=within * abs(expected.scores).max(), rtol=0)
     e = tiles["generic"]
-    listed = [i for i, special in enumerate(e.units.special) if not special][: -len(example.question)]
-    best = sorted(listed, key=lambda i: e.scores[i], reverse=True)[:2]
-    assert {e.tokens[i] for i in best} & {example.words[place] for place in example.evidence}
+    words = [i for i, special in enumerate(e.units.special) if not special]
+    best = sorted(words[: -len(example.question)], key=lambda i: e.scores[i], reverse=True)[:2]
+    # by its place: at 4,096 tokens a value of the same name stands in thirty other pairs
+    assert set(best) & {words[place] for place in example.evidence}
 
 
 def test_at_512_tokens() -> None:
