@@ -30,7 +30,7 @@ VALUES_HIDDEN = ("deberta/",)
 
 #: Methods that would take long: the laws hold for any budget, so they are asked of a small one.
 BUDGETS = {name: {"evaluations": 100} for name in ("kernel-shap", "lime", "shap")}
-BUDGETS |= {name: {"samples": 3} for name in ("gradient-shap", "smoothgrad")}
+BUDGETS |= {name: {"samples": 3} for name in ("deeplift-shap", "gradient-shap", "smoothgrad")}
 BUDGETS |= {
     name: {"steps": 3}
     for name in ("integrated-gradients", "layer-conductance", "beyond-intuition-head", "beyond-intuition-token", "tam")
@@ -48,7 +48,8 @@ def _explainer(subject: str, dtype: torch.dtype) -> Explainer:
     return models.explainer(subject, dtype)
 
 
-def variants(name: str) -> list[Method]:
+@cache  # a method reads the types of its options each time it is made
+def variants(name: str) -> tuple[Method, ...]:
     """A method with its defaults, and with each of its options changed: what is declared is what is tested."""
     budget = BUDGETS.get(name, {})
     has, found = REGISTRY[name].declaration.has, [Method(name, **budget)]
@@ -66,7 +67,7 @@ def variants(name: str) -> list[Method]:
         elif get_origin(field.type) is Literal:
             others = [value for value in get_args(field.type) if value != field.default]
             found += [Method(name, **budget, **{field.name: value}) for value in others]
-    return found
+    return tuple(found)
 
 
 def with_few(names: Iterable[str]) -> list[Method]:

@@ -97,8 +97,8 @@ def test_every_public_call(subject, implementation):
     ex.methods()
     users.assert_untouched()
     able = [method for method in cases.METHODS if cases.applies(method, subject)]
-    for method in cases.METHODS:
-        if method in able:
+    for method in cases.with_few(cases.METHODS):
+        if method.name in able:
             ex.explain(users.inputs[0], method=method)
         else:
             with pytest.raises(clearhead.Refusal):
@@ -179,7 +179,7 @@ def test_a_forward_that_raises(subject, error, when):
     """A hook of the user's own that raises in the second layer: in the self-test, and in a recorded pass."""
     users = Users(subject)
     ex = clearhead.load(users.model, users.processor)
-    able = [method for method in cases.METHODS if cases.applies(method, subject)]
+    able = cases.with_few(method for method in cases.METHODS if cases.applies(method, subject))
     good = ex.explain(users.inputs[0], method=able) if when == "later" else None
 
     def fail(module, args, output):
