@@ -85,6 +85,24 @@ def test_settings_that_leave_no_example_are_told(bench: Callable[..., Said], tmp
     assert code == 3 and "not measured: perturb-text: none of the examples has what its settings ask for" in out
 
 
+def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
+    bench: Callable[..., Said], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.csv").write_text("text,verdict\na fine film,positive\na dull film,negative\n")
+    run = ("--model", "zoo:sentiment", "--data", tmp_path / "texts.csv", "--protocols", "perturb-text")
+    more = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
+    code, out, _ = bench(*run, *more)
+    assert code == 3 and "has no true class" in out
+    code, _, _ = bench(*run, *more, "--option", "label_column=verdict")
+    assert code == 0 and {row.figures["correct"] for row in Store(tmp_path / "run").table()} == {1.0}
+    code, _, err = bench(*run, *more, "--option", "label_column=stars")
+    assert code == 2 and "unknown column 'stars'" in err
+    code, _, err = bench(*run, *more, "--option", "label=stars")
+    assert code == 2 and "did you mean 'label_column'" in err
+    code, _, err = bench(*run, *more, "--option", "label_column")
+    assert code == 2 and "write NAME=VALUE" in err
+
+
 def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
     code, out, _ = bench(*command(tmp_path / "run", *more))
