@@ -123,6 +123,16 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
         (("--methods", "salience"), "did you mean 'saliency'"),
         (("--protocols", "thruth"), "did you mean 'truth'"),
         (("--set", "truth.bye=score"), "did you mean 'by'"),
+        (("--set", "truth.by=size"), "Accepted: score, magnitude"),
+        (("--set", "truth.explained=best"), "unknown class to explain 'best'"),
+        (("--protocols", "rationales", "--set", "rationales.spans=lines"), "Accepted: runs, words"),
+        (("--protocols", "detections", "--set", "detections.cut=thin"), "Accepted: authors, after"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fills=noise"), "unknown fill 'noise'"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fills="), "no fill was given"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,0.2"), "fractions must rise"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,5"), "between 0 and 1"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.judged=best"), "unknown class to judge by 'best'"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.rounding=off"), "unknown rounding 'off'"),
         (("--engine", "cluster"), "Accepted: local, processes, ray"),
         (("--address", "auto"), "an address is for engine='ray'"),
         (("--data", "known:logik"), "did you mean 'logic'"),
@@ -132,6 +142,16 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
 def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
     code, _, err = bench(*command(tmp_path / "run", *more))
     assert code == 2 and says in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_something_else_is_told_before_the_model_is_opened(
+    bench: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clearhead.load", lambda *args, **more: pytest.fail("opened"))
+    (tmp_path / "run").write_text("a letter")
+    code, out, err = bench(*command(tmp_path / "run"))
+    assert code == 2 and "is no benchmark run" in err and not out
 
 
 def test_another_dtype_is_another_model(bench: Callable[..., Said], tmp_path: Path) -> None:

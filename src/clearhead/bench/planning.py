@@ -66,6 +66,7 @@ class Job:
         made = {name: named(name, **self.settings.get(name, {})) for name in dict.fromkeys(self.protocols)}
         names: dict[str, str] = {}
         for name, own in made.items():
+            own.check()
             if own.hash in names:
                 raise InputError(f"{names[own.hash]} and {name} measure the same, by the same settings: ask for one")
             names[own.hash] = name

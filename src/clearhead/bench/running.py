@@ -63,6 +63,7 @@ class Run:
 
     def __init__(self, job: Job, out: str | Path, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
         self.job, self.store = job, Store(out)
+        self.store.check()  # before the model is opened and an example timed
         self.methods = [str(method) for method in with_controls([method_of(name) for name in job.methods])]
         self.worker = Worker(job, ex, data)
 

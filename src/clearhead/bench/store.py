@@ -125,13 +125,18 @@ class Store:
         self.folder = Path(folder)
         self.shards = self.folder / "shards"
 
-    def open(self, about: Mapping[str, Any]) -> None:
-        """Make the folder a run's, or make sure that it is one."""
+    def check(self) -> None:
+        """Refuse a folder that holds something else."""
         path = self.folder / "run.json"
         if self.folder.exists() and (not self.folder.is_dir() or (self._strangers() and not path.exists())):
             raise InputError(
                 f"{str(self.folder)!r} is there already and is no benchmark run: give an empty or new --out"
             )
+
+    def open(self, about: Mapping[str, Any]) -> None:
+        """Make the folder a run's, or make sure that it is one."""
+        self.check()
+        path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.folder, self.shards, self.folder / keeping.FOLDER):
             for leftover in folder.glob(f".*{PARTIAL}"):
