@@ -180,6 +180,14 @@ def test_the_command_writes_three_files_and_refuses_what_is_no_run(
     assert ended.value.code == 2 and "holds no benchmark run" in capsys.readouterr().err
 
 
+def test_the_page_names_the_model_of_its_table_and_not_of_a_job_that_was_stopped(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    before = page(Finished(folder))
+    job = {"model": "zoo:sentiment", "data": "sst2"}
+    Store(folder).open({"job": job, "model": "other", "versions": "later", "settings": {}})  # and killed
+    assert page(Finished(folder)) == before
+
+
 def test_a_run_in_which_everything_was_refused_says_why(tmp_path: Path) -> None:
     store = Store(tmp_path / "run")
     store.open({"settings": {}})

@@ -168,7 +168,7 @@ def base_key(model: str, content: str, versions: str, job: Job) -> str:
 def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
     """The example with its label as the model numbers it: by name, or by number where they share no name but the count.
 
-    Where some names are shared, numbers would put two labels under one class. Masks of objects have labels of their own.
+    Where some names are shared, numbers could put two labels under one class. Masks of objects have their own labels.
     """
     if example.target is not None or not data.labels:
         return example
