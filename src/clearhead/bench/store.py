@@ -201,7 +201,10 @@ class Store:
         """One table of all chunks, a row group each, so that memory does not grow with their number."""
         pa, path = _arrow(), self.folder / "table.parquet"
         run = self.about()
-        named = {"job": {name: run.get("job", {}).get(name) for name in ("model", "data")}, "versions": run.get("versions")}
+        named = {
+            "job": {name: run.get("job", {}).get(name) for name in ("model", "data")},
+            "versions": run.get("versions"),
+        }
         about = {"refused": dict(sorted(self.refused(keys, wanted).items())), **named, "model": run.get("model")}
         schema = _schema().with_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
         with whole(path) as partial, pa.parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
