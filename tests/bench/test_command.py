@@ -43,6 +43,8 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert code == 0 and (report["computed"], report["there_before"]) == (1, 0)
     code, out, _ = bench(*command(tmp_path / "run", *more))
     assert json.loads(out)["computed"] == 0
+    code, out, _ = bench(*command(tmp_path / "run", *more[:-1]))
+    assert out.startswith("4 examples × 3 methods, 0 of 1 chunks to do: all is there\n")
     assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
 
 

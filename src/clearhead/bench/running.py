@@ -38,6 +38,8 @@ class Cost:
     altered: int
 
     def __str__(self) -> str:
+        if not self.chunks_left:
+            return f"{self.examples} examples × {self.methods} methods, 0 of {self.chunks} chunks to do: all is there"
         left = f"{self.chunks_left} of {self.chunks} chunks to do"
         return (
             f"{self.examples} examples × {self.methods} methods, {left}: one explanation of each, and at most "
