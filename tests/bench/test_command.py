@@ -43,6 +43,8 @@ def test_a_run_shows_its_cost_and_its_table_and_goes_on(bench: Callable[..., Sai
     assert code == 0 and (report["computed"], report["there_before"]) == (1, 0)
     code, out, _ = bench(*command(tmp_path / "run", *more))
     assert json.loads(out)["computed"] == 0
+    code, out, _ = bench(*command(tmp_path / "run", *more[:-1]))
+    assert out.startswith("4 examples × 3 methods, 0 of 1 chunks to do: all is there\n")
     assert len(Store(tmp_path / "run").about()["settings"]) == 2  # both settings are known by their hashes
 
 
@@ -99,6 +101,24 @@ def test_settings_that_leave_no_example_are_told(bench: Callable[..., Said], tmp
     assert code == 3 and "not measured: perturb-text: none of the examples has what its settings ask for" in out
 
 
+def test_labels_of_a_table_of_ones_own_are_read_from_the_column_that_is_named(
+    bench: Callable[..., Said], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.csv").write_text("text,verdict\na fine film,positive\na dull film,negative\n")
+    run = ("--model", "zoo:sentiment", "--data", tmp_path / "texts.csv", "--protocols", "perturb-text")
+    more = ("--methods", "saliency", "--set", "perturb-text.judged=gold", "--out", tmp_path / "run")
+    code, out, _ = bench(*run, *more)
+    assert code == 3 and "has no true class" in out
+    code, _, _ = bench(*run, *more, "--option", "label_column=verdict")
+    assert code == 0 and {row.figures["correct"] for row in Store(tmp_path / "run").table()} == {1.0}
+    code, _, err = bench(*run, *more, "--option", "label_column=stars")
+    assert code == 2 and "unknown column 'stars'" in err
+    code, _, err = bench(*run, *more, "--option", "label=stars")
+    assert code == 2 and "did you mean 'label_column'" in err
+    code, _, err = bench(*run, *more, "--option", "label_column")
+    assert code == 2 and "write NAME=VALUE" in err
+
+
 def test_two_fills_say_how_far_they_agree(bench: Callable[..., Said], tmp_path: Path) -> None:
     more = ("--methods", "saliency", "--protocols", "perturb-text", "--set", "perturb-text.fills=mask,pad")
     code, out, _ = bench(*command(tmp_path / "run", *more))
@@ -119,6 +139,16 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
         (("--methods", "salience"), "did you mean 'saliency'"),
         (("--protocols", "thruth"), "did you mean 'truth'"),
         (("--set", "truth.bye=score"), "did you mean 'by'"),
+        (("--set", "truth.by=size"), "Accepted: score, magnitude"),
+        (("--set", "truth.explained=best"), "unknown class to explain 'best'"),
+        (("--protocols", "rationales", "--set", "rationales.spans=lines"), "Accepted: runs, words"),
+        (("--protocols", "detections", "--set", "detections.cut=thin"), "Accepted: authors, after"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fills=noise"), "unknown fill 'noise'"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fills="), "no fill was given"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,0.2"), "fractions must rise"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.fractions=0.5,5"), "between 0 and 1"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.judged=best"), "unknown class to judge by 'best'"),
+        (("--protocols", "perturb-text", "--set", "perturb-text.rounding=off"), "unknown rounding 'off'"),
         (("--engine", "cluster"), "Accepted: local, processes, ray"),
         (("--address", "auto"), "an address is for engine='ray'"),
         (("--data", "known:logik"), "did you mean 'logic'"),
@@ -128,6 +158,16 @@ def test_a_run_that_measures_nothing_is_a_failure(bench: Callable[..., Said], tm
 def test_what_cannot_be_is_one_line(bench: Callable[..., Said], tmp_path: Path, more: Any, says: str) -> None:
     code, _, err = bench(*command(tmp_path / "run", *more))
     assert code == 2 and says in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_something_else_is_told_before_the_model_is_opened(
+    bench: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clearhead.load", lambda *args, **more: pytest.fail("opened"))
+    (tmp_path / "run").write_text("a letter")
+    code, out, err = bench(*command(tmp_path / "run"))
+    assert code == 2 and "is no benchmark run" in err and not out
 
 
 def test_another_dtype_is_another_model(bench: Callable[..., Said], tmp_path: Path) -> None:

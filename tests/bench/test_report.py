@@ -176,6 +176,8 @@ def test_latex_is_escaped_and_balanced(run: Finished) -> None:
     assert r"$<$script$>$x$<$/script$>$\_1 & " in text and text.count(r"\begin{tabular}") == text.count(
         r"\end{tabular}"
     )
+    # (6/8 + 0)/2 over both pictures: what is no mean over examples stands there, too
+    assert r"method & pixel accuracy, otsu & mIoU, otsu \\" in text and r"generic & 0.750 & 0.375 \\" in text
     assert escaped("−1 % of {a_b}") == r"$-$1 \% of \{a\_b\}"
 
 
@@ -190,6 +192,14 @@ def test_the_command_writes_three_files_and_refuses_what_is_no_run(
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path)])
     assert ended.value.code == 2 and "holds no benchmark run" in capsys.readouterr().err
+
+
+def test_the_page_names_the_model_of_its_table_and_not_of_a_job_that_was_stopped(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    before = page(Finished(folder))
+    job = {"model": "zoo:sentiment", "data": "sst2"}
+    Store(folder).open({"job": job, "model": "other", "versions": "later", "settings": {}})  # and killed
+    assert page(Finished(folder)) == before
 
 
 def test_a_run_in_which_everything_was_refused_says_why(tmp_path: Path) -> None:

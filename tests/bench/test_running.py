@@ -409,6 +409,10 @@ def test_labels_are_matched_by_name() -> None:
     assert aligned(Example("x", "a", 0), names, ex).label == 1
     strange = DataSet("mine", "all", "CC0", tuple("abcdefg"), list, Example)
     assert aligned(Example("x", "a", 0), strange, ex).label is None
+    numbered = DataSet("mine", "all", "CC0", ("bad", "so so", "good"), list, Example)
+    assert [aligned(Example("x", "a", label), numbered, ex).label for label in (0, 1, 2)] == [0, 1, 2]
+    half = DataSet("mine", "all", "CC0", ("LABEL_1", "other", "third"), list, Example)
+    assert [aligned(Example("x", "a", label), half, ex).label for label in (0, 1, 2)] == [1, None, None]
 
 
 @pytest.mark.parametrize(

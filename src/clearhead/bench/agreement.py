@@ -19,6 +19,7 @@ from clearhead.bench.perturbation import seen
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, register
 from clearhead.bench.removing import removal
 from clearhead.bench.subsets import Drops, default_fill, removed_units
+from clearhead.errors import unknown
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -134,6 +135,11 @@ class Classes(Protocol):
     explained: Explained = "gold"
     other: str = "next"
 
+    def check(self) -> None:
+        super().check()
+        if self.other not in ("next", "second"):
+            raise unknown("other", self.other, ("next", "second"))
+
     def measure(
         self,
         ex: "Explainer",
@@ -142,10 +148,8 @@ class Classes(Protocol):
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
         from clearhead.bench.explaining import given, method_of, seed_of
-        from clearhead.errors import unknown
 
-        if self.other not in ("next", "second"):
-            raise unknown("other", self.other, ("next", "second"))
+        self.check()
         first = next(iter(explanations.values()))
         targets = [self._against(ex, explanation) for explanation in first]
         methods = [method_of(name) for name in explanations]

@@ -42,6 +42,11 @@ class Detections(Protocol):
     explained: Explained = "predicted"
     cut: str = "authors"
 
+    def check(self) -> None:
+        super().check()
+        if self.cut not in CUTS:
+            raise unknown("cut", self.cut, CUTS)
+
     def measure(
         self,
         ex: "Explainer",
@@ -49,8 +54,7 @@ class Detections(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        if self.cut not in CUTS:
-            raise unknown("cut", self.cut, CUTS)
+        self.check()
         made = []
         for method, own in explanations.items():
             for example, explanation in zip(examples, own, strict=True):

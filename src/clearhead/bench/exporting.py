@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 from clearhead.bench.reading_back import Finished, Section, Table
 from clearhead.bench.statistics import ranks
-from clearhead.bench.tables import ordered
+from clearhead.bench.tables import largest_first, ordered
 
 COLUMNS = ("protocol", "settings", "part", "figure", "better", "method", "mean", "low", "high", "examples", "rank")
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
@@ -42,13 +43,11 @@ def _lines(section: Section) -> Iterator[list[object]]:
 
 
 def latex_text(run: Finished) -> str:
-    """A tabular for each headline figure, for the package booktabs; ranks stand behind the bar."""
-    made = [
-        _tabular(section, table)
-        for section in run.sections
-        for figure in section.headline
-        for table in section.tables(figure)
-    ]
+    """A tabular for each headline figure, for the package booktabs, ranks behind the bar; then what is no mean."""
+    made = []
+    for section in run.sections:
+        made += [_tabular(section, table) for figure in section.headline for table in section.tables(figure)]
+        made += [_overall(section, part, by_method) for part, by_method in section.overall().items()]
     return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
 
 
@@ -72,6 +71,22 @@ def _tabular(section: Section, table: Table) -> str:
         lines.append(rf"{' & '.join([escaped(method), *cells])} \\")
     counts = " & ".join(["examples", *(str(len(column.examples)) for column in table.columns)])
     return "\n".join([*lines, r"\midrule", rf"{counts} \\", r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _overall(section: Section, part: str, by_method: Mapping[str, Mapping[str, float]]) -> str:
+    """Figures over all examples at once, as mIoU and COCO's AP: they have no interval."""
+    figures = list(next(iter(by_method.values())))
+    lines = [
+        f"% {section.name}: {part}, over all examples at once",
+        rf"\begin{{tabular}}{{l{'r' * len(figures)}}}",
+        r"\toprule",
+        rf"{' & '.join(['method', *map(escaped, figures)])} \\",
+        r"\midrule",
+    ]
+    for method, own in largest_first(by_method):
+        cells = ["--" if math.isnan(own[figure]) else f"{own[figure]:.3f}" for figure in figures]
+        lines.append(rf"{' & '.join([escaped(method), *cells])} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def escaped(text: str) -> str:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clearhead.bench.curves import CONVENTIONS, area, removed_counts
+from clearhead.bench.curves import CONVENTIONS, ROUNDINGS, area, removed_counts
 from clearhead.bench.data.base import Example
 from clearhead.bench.looking import Looks, Whole, log_probabilities, read_whole
 from clearhead.bench.protocol import Explained, Explanations, Measurement, Protocol, ranking
-from clearhead.bench.removing import removal
+from clearhead.bench.removing import OF_PICTURES, OF_REGIONS, OF_TEXTS, removal
 from clearhead.errors import InputError, unknown
 from clearhead.explanation import Explanation
 from clearhead.units import Units
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from clearhead.explainer import Explainer
 
 DIRECTIONS = ("positive", "negative", "keep")
+#: Of anything; which of them a stream takes is known when it is seen.
+FILLS = tuple(dict.fromkeys([*OF_TEXTS, *OF_REGIONS, *OF_PICTURES]))
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
 
@@ -84,7 +86,7 @@ class Perturbation(Protocol):
         looks: Looks | None = None,
     ) -> tuple[list[Measurement], Looks]:
         """The measurements, and the table of altered inputs that tells how many went through the model."""
-        self._check()
+        self.check()
         looks = looks or Looks(ex)
         wholes = [read_whole(ex, example, self) for example in examples]
         clean = [looks.ask(whole.sample, whole.target) for whole in wholes]
@@ -113,17 +115,24 @@ class Perturbation(Protocol):
             return None
         return 1 + methods * len(self.fills) * len(self.directions) * len(self.fractions)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        super().check()
         for what, given, accepted in (
             ("class to judge by", (self.judged,), ("gold", "predicted", "explained")),
             ("examples", (self.examples,), ("all", "correct", "wrong")),
             ("direction", self.directions, DIRECTIONS),
+            ("rounding", (self.rounding,), ROUNDINGS),
+            ("fill", self.fills, FILLS),
         ):
+            if not given:
+                raise InputError(f"no {what} was given: there are {', '.join(accepted)}")
             for one in given:
                 if one not in accepted:
                     raise unknown(what, one, accepted)
         if list(self.fractions) != sorted(set(self.fractions)) or (self.fractions and self.fractions[0] <= 0):
             raise InputError(f"fractions must rise from above 0 (the clean input is always there): {self.fractions}")
+        if max(self.fractions, default=0) > 1:
+            raise InputError(f"fractions must lie between 0 and 1, but are {self.fractions}")
 
     def _altered(
         self, ex: "Explainer", whole: Whole, place: int, explanations: Explanations

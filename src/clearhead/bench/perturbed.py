@@ -24,6 +24,11 @@ class Pictures(Perturbation):
     fills: tuple[str, ...] = ("black", "mean", "blur")
     ranked: str = "patch"
 
+    def check(self) -> None:
+        super().check()
+        if self.ranked not in ("patch", "pixel"):
+            raise unknown("ranked", self.ranked, ("patch", "pixel"))
+
     def streams_of(self, streams: Sequence[str], explanation: Any) -> list[str]:
         found = [stream for stream in streams if explanation[stream].units.grid is not None]
         if not found:
@@ -38,14 +43,12 @@ class Pictures(Perturbation):
             scores = scaled_up(part.heat_map(), way.size).flatten()
             counts = self.counts(len(scores))
             yield from self._masks(scores, np.arange(len(scores)), len(scores), direction, counts, key)
-        elif self.ranked == "patch":
+        else:
             places = part.units.drop_special()
             counts = self.counts(len(places))
             for gone in self._masks(part.scores[places], places, len(part), direction, counts, key):
                 # −1 is what lies beyond the last whole patch: no unit's, and never removed
                 yield (gone[way.patch_of.clip(min=0)] & (way.patch_of >= 0)).flatten()
-        else:
-            raise unknown("ranked", self.ranked, ("patch", "pixel"))
 
 
 def scaled_up(heat: Float[np.ndarray, "row column"], size: tuple[int, int]) -> Float[np.ndarray, "height width"]:
@@ -77,6 +80,13 @@ class Texts(Perturbation):
     padded_to: int | None = None
     shortest: int = 0
 
+    def check(self) -> None:
+        super().check()
+        if self.of not in ("removable", "units"):
+            raise unknown("of", self.of, ("removable", "units"))
+        if not isinstance(self.protect, bool) and (len(self.protect) != 2 or min(self.protect) < 0):
+            raise InputError(f"protect={self.protect}: it is true, false, or two numbers of tokens, first and last")
+
     def streams_of(self, streams: Sequence[str], explanation: Any) -> list[str]:
         if self.stream is not None:
             return [explanation[self.stream].stream]
@@ -88,8 +98,6 @@ class Texts(Perturbation):
     def removed(
         self, part: Explanation, direction: str, way: Any, example: Example
     ) -> Iterator[Bool[np.ndarray, "unit"]]:
-        if self.of not in ("removable", "units"):
-            raise unknown("of", self.of, ("removable", "units"))
         places = self._removable(part.units)
         scores = np.maximum(part.scores, 0) if self.clamp else part.scores
         pads = max(0, (self.padded_to or 0) - len(part))
@@ -102,8 +110,6 @@ class Texts(Perturbation):
     def _removable(self, units: Units) -> Int[np.ndarray, "place"]:
         if isinstance(self.protect, bool):
             return np.asarray(units.drop_special()) if self.protect else np.arange(len(units))
-        if len(self.protect) != 2 or min(self.protect) < 0:
-            raise InputError(f"protect={self.protect}: it is true, false, or two numbers of tokens, first and last")
         first, last = self.protect
         return np.arange(first, len(units) - last)
 

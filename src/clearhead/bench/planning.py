@@ -66,6 +66,7 @@ class Job:
         made = {name: named(name, **self.settings.get(name, {})) for name in dict.fromkeys(self.protocols)}
         names: dict[str, str] = {}
         for name, own in made.items():
+            own.check()
             if own.hash in names:
                 raise InputError(f"{names[own.hash]} and {name} measure the same, by the same settings: ask for one")
             names[own.hash] = name
@@ -165,17 +166,17 @@ def base_key(model: str, content: str, versions: str, job: Job) -> str:
 
 
 def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
-    """The example with its label as the model numbers it: by name, or by number where both have equally many.
+    """The example with its label as the model numbers it: by name, or by number where they share no name but the count.
 
-    Masks of objects have labels of their own.
+    Where some names are shared, numbers could put two labels under one class. Masks of objects have their own labels.
     """
     if example.target is not None or not data.labels:
         return example
     known = {name.casefold(): index for index, name in ex.labels.items()}
-    same = len(known) == len(data.labels)
+    numbered = len(known) == len(data.labels) and not any(name.casefold() in known for name in data.labels)
 
     def own(label: Any) -> int | None:
-        found = known.get(data.label_name(label).casefold(), label if same else None)
+        found = known.get(data.label_name(label).casefold(), label if numbered else None)
         return found if isinstance(label, int) else label
 
     def marked(piece: Any) -> Any:

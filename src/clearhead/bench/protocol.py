@@ -71,10 +71,14 @@ class Protocol:
         said = json.dumps([self.name, self.version, self.settings], sort_keys=True, allow_nan=False)
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
-    def target(self, example: Example) -> Any:
-        """What is to be explained of this example, as `Explainer.explain` takes it."""
+    def check(self) -> None:
+        """Refuse settings that cannot be: a run asks before anything is opened, not chunk by chunk."""
         if self.explained not in ("predicted", "gold") and not isinstance(self.explained, int):
             raise unknown("class to explain", self.explained, ("predicted", "gold", "a number"))
+
+    def target(self, example: Example) -> Any:
+        """What is to be explained of this example, as `Explainer.explain` takes it."""
+        self.check()
         if example.target is not None:
             return example.target
         if example.among is not None:

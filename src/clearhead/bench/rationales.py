@@ -44,6 +44,11 @@ class Rationales(Protocol):
     clamp: bool = True
     spans: str = "runs"
 
+    def check(self) -> None:
+        super().check()
+        if self.spans not in ("runs", "words"):
+            raise unknown("spans", self.spans, ("runs", "words"))
+
     def measure(
         self,
         ex: "Explainer",
@@ -51,8 +56,7 @@ class Rationales(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        if self.spans not in ("runs", "words"):
-            raise unknown("spans", self.spans, ("runs", "words"))
+        self.check()
         made = []
         for method, own in explanations.items():
             for example, explanation in zip(examples, own, strict=True):

@@ -151,7 +151,7 @@ class Finished:
 
     def __init__(self, folder: str | Path) -> None:
         self.store = Store(folder)
-        self.about = self.store.about()
+        self.about = {**self.store.about(), **self.store.about_table()}
 
     @cached_property
     def sections(self) -> list[Section]:
@@ -177,7 +177,8 @@ class Finished:
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        return self.store.table_lacks()
+        lacks: dict[str, str] = self.about.get("refused", {})
+        return lacks
 
     def _why_empty(self) -> str:
         return "; ".join(f"{what}: {why}" for what, why in sorted(self.refused.items())) or "it had no examples"

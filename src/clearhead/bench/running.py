@@ -44,6 +44,8 @@ class Cost:
     outdated: int = 0
 
     def __str__(self) -> str:
+        if not self.chunks_left:
+            return f"{self.examples} examples × {self.methods} methods, 0 of {self.chunks} chunks to do: all is there"
         left = f"{self.chunks_left} of {self.chunks} chunks to do"
         more = f" (those of {' and '.join(self.by_size)} not counted: larger examples have more)" * bool(self.by_size)
         return (
@@ -70,6 +72,7 @@ class Run:
 
     def __init__(self, job: Job, out: str | Path, ex: "Explainer | None" = None, data: DataSet | None = None) -> None:
         self.job, self.store = job, Store(out)
+        self.store.check()  # before the model is opened and an example timed
         self.methods = [str(method) for method in with_controls([method_of(name) for name in job.methods])]
         self.worker = Worker(job, ex, data)
 

@@ -195,6 +195,11 @@ class LabelRandomisation(Protocol):
     explained: Explained = "predicted"
     other: str = ""
 
+    def check(self) -> None:
+        super().check()
+        if not self.other:
+            raise InputError("label-randomisation needs the model trained on permuted labels: other=NAME")
+
     def smaller(self, figure: str, part: str) -> bool:
         return True
 
@@ -205,8 +210,7 @@ class LabelRandomisation(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        if not self.other:
-            raise InputError("label-randomisation needs the model trained on permuted labels: other=NAME")
+        self.check()
         second = clearhead.load(self.other)
         targets = _held(examples, next(iter(explanations.values())))
         methods = [method_of(name) for name in explanations]

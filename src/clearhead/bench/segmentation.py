@@ -59,6 +59,12 @@ class Segmentation(Protocol):
     thresholds: tuple[str, ...] = ("mean", "otsu", "best")
     masks: bool = False
 
+    def check(self) -> None:
+        super().check()
+        for one in self.thresholds:
+            if one not in THRESHOLDS:
+                raise unknown("threshold", one, THRESHOLDS)
+
     def measure(
         self,
         ex: "Explainer",
@@ -66,9 +72,7 @@ class Segmentation(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        for one in self.thresholds:
-            if one not in THRESHOLDS:
-                raise unknown("threshold", one, THRESHOLDS)
+        self.check()
         made = []
         for method, own in explanations.items():
             for example, explanation in zip(examples, own, strict=True):

@@ -125,13 +125,18 @@ class Store:
         self.folder = Path(folder)
         self.shards = self.folder / "shards"
 
-    def open(self, about: Mapping[str, Any]) -> None:
-        """Make the folder a run's, or make sure that it is one."""
+    def check(self) -> None:
+        """Refuse a folder that holds something else."""
         path = self.folder / "run.json"
         if self.folder.exists() and (not self.folder.is_dir() or (self._strangers() and not path.exists())):
             raise InputError(
                 f"{str(self.folder)!r} is there already and is no benchmark run: give an empty or new --out"
             )
+
+    def open(self, about: Mapping[str, Any]) -> None:
+        """Make the folder a run's, or make sure that it is one."""
+        self.check()
+        path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.folder, self.shards, self.folder / keeping.FOLDER):
             for leftover in folder.glob(f".*{PARTIAL}"):
@@ -208,7 +213,12 @@ class Store:
     def write_table(self, keys: Sequence[str], wanted: Mapping[str, Wanted]) -> Path:
         """One table of all chunks, a row group each, so that memory does not grow with their number."""
         pa, path = _arrow(), self.folder / "table.parquet"
-        about = {"refused": dict(sorted(self.refused(keys, wanted).items()))}
+        run = self.about()
+        named = {
+            "job": {name: run.get("job", {}).get(name) for name in ("model", "data")},
+            "versions": run.get("versions"),
+        }
+        about = {"refused": dict(sorted(self.refused(keys, wanted).items())), **named, "model": run.get("model")}
         schema = _schema().with_metadata({"clearhead": json.dumps(about, ensure_ascii=False)})
         with whole(path) as partial, pa.parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
             for key in keys:
@@ -227,11 +237,14 @@ class Store:
         for group in range(file.num_row_groups):
             yield from _rows(file.read_row_group(group))
 
-    def table_lacks(self) -> dict[str, str]:
-        """Why some rows that were asked for are not in the finished table, by protocol and method."""
+    def about_table(self) -> dict[str, Any]:
+        """Of which model, data and versions the finished table is, and why some rows that were asked for are not in it.
+
+        What `about` says may be of a later job, that was stopped before its table was written.
+        """
         metadata = self._finished().schema_arrow.metadata or {}
-        lacks: dict[str, str] = json.loads(metadata.get(b"clearhead", b"{}")).get("refused", {})
-        return lacks
+        about: dict[str, Any] = json.loads(metadata.get(b"clearhead", b"{}"))
+        return about
 
     def refused(self, keys: Iterable[str], wanted: Mapping[str, Wanted]) -> dict[str, str]:
         """By protocol and method, why what is wanted was not measured."""

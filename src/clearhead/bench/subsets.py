@@ -112,9 +112,6 @@ class Sums(Protocol):
                 made.append(Measurement(examples[place].id, method, stream, found))
         return made
 
-    def check(self) -> None:
-        """Refuse settings that cannot be."""
-
     def streams_of(self, explanation: AnyExplanation) -> Sequence[str]:
         return list(explanation.streams) if self.stream is None else [self.stream]
 
@@ -153,6 +150,7 @@ class Subsets(Sums):
     draws: int = 32
 
     def check(self) -> None:
+        super().check()
         if self.draws < FEWEST:
             raise InputError(f"draws={self.draws}: a correlation needs at least {FEWEST}")
         if not self.shares or len({f"{share:g}" for share in self.shares}) < len(self.shares):
@@ -197,6 +195,7 @@ class Squares(Sums):
     stride: int = 8
 
     def check(self) -> None:
+        super().check()
         if not self.sides or len(set(self.sides)) < len(self.sides):
             raise InputError(f"sides={self.sides}: give at least one, and none twice")
         if min(*self.sides, self.stride) < 1:

@@ -52,6 +52,11 @@ class Truth(Protocol):
     by: str = "score"
     more_than: float = 0.5
 
+    def check(self) -> None:
+        super().check()
+        if self.by not in ("score", "magnitude"):
+            raise unknown("by", self.by, ("score", "magnitude"))
+
     def measure(
         self,
         ex: "Explainer",
@@ -59,8 +64,7 @@ class Truth(Protocol):
         explanations: Explanations,
         looks: "Looks | None" = None,
     ) -> list[Measurement]:
-        if self.by not in ("score", "magnitude"):
-            raise unknown("by", self.by, ("score", "magnitude"))
+        self.check()
         found = []
         for method, own in explanations.items():
             for example, explanation in zip(examples, own, strict=True):

@@ -55,6 +55,14 @@ def bench(
     ] = None,
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Which part of the data.")] = None,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="The folder that holds data sets.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="How the data are read, as label_column=stars for a table of your own; may be given again.",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N examples.")] = None,
     indices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Only the examples with these numbers (from 0), one a line.")
@@ -110,6 +118,7 @@ def bench(
         settings=chosen,
         split=split,
         root=root,
+        options=dict(map(_option, options or [])),
         limit=limit,
         indices=None if indices is None else _numbers(indices),
         chunk=chunk,
@@ -181,6 +190,18 @@ def report(
         put.print_json({"schema": "clearhead/bench-report", "version": 1, "files": [str(folder / n) for n in texts]})
     else:
         print("\n".join(f"wrote {folder / name}" for name in texts))
+
+
+def _option(text: str) -> tuple[str, str | list[str]]:
+    """
+    >>> _option("label_column=stars"), _option("columns=premise,hypothesis")
+    (('label_column', 'stars'), ('columns', ['premise', 'hypothesis']))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise InputError(f"{text!r} is no option of data: write NAME=VALUE, as label_column=stars")
+    # those that name several are taken as lists, also where one is named
+    return name, [part.strip() for part in value.split(",")] if name in ("columns", "remove") else value
 
 
 def _numbers(path: Path) -> tuple[int, ...]:
