@@ -83,10 +83,16 @@ def test_what_another_run_measured_is_taken_over(bench: Callable[..., Said], tmp
 
 
 def test_a_reason_is_said_once_for_all_methods(bench: Callable[..., Said], tmp_path: Path) -> None:
-    more = ("--methods", "saliency", "--protocols", "label-randomisation")
+    more = ("--methods", "saliency", "--protocols", "input-invariance")
     code, out, _ = bench(*command(tmp_path / "run", *more))
     assert code == 3 and out.count("not measured") == 1
-    assert "not measured: label-randomisation: position, random, saliency: label-randomisation needs the model" in out
+    assert "not measured: input-invariance: position, random, saliency: input-invariance is for pictures" in out
+
+
+def test_a_setting_that_a_protocol_cannot_do_without_is_asked_for(bench: Callable[..., Said], tmp_path: Path) -> None:
+    code, _, said = bench(*command(tmp_path / "run", "--methods", "saliency", "--protocols", "label-randomisation"))
+    assert code == 2 and "needs the model trained on permuted labels: other=NAME" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_list_of_examples_is_refused(bench: Callable[..., Said], tmp_path: Path) -> None:
