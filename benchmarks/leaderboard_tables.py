@@ -341,7 +341,8 @@ def _agreement(summary: Mapping[str, Any]) -> str:
         "## Do the measures agree?",
         "",
         "Kendall's tau-b between the orders in which two measures put the methods (controls aside), with a rough "
-        "interval (examples drawn anew): 1 the same order, 0 no relation, −1 the reverse.",
+        "interval (examples drawn anew, which adds noise: that of a high tau lies low): 1 the same order, 0 no "
+        "relation, −1 the reverse.",
         "",
         "| model | one measure | another | methods | tau |",
         "| --- | --- | --- | --- | --- |",
