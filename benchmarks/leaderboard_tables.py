@@ -404,8 +404,8 @@ def _apart(gap: float) -> str:
     if gap < 1e-6:
         return f"The curves are equal to {gap:.0e}."
     return (
-        f"One curve or more are {gap:.2f} apart: batches of another size round otherwise, and a picture whose two "
-        "likeliest classes are all but even may be judged by the other one."
+        f"One curve or more are {gap:.2f} apart: batches of another size round otherwise, which turns over units, or "
+        "classes, that are all but even. Which it was here is not known."
     )
 
 
