@@ -14,7 +14,7 @@ from clearhead.web import files
 from tests.web.conftest import in_base64, png
 
 pytest.importorskip("playwright", reason="playwright is missing")  # in CI the pages of tests/show fail without it
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 TEXT = "a gripping film , but the ending is dull"
 HOSTILE = (
@@ -77,8 +77,10 @@ def cards(page: Page) -> list[str]:
 
 
 def choose(page: Page, model: str) -> None:
-    with page.expect_response(lambda answer: "tried=false" in answer.url):
-        page.get_by_label("Model").select_option(model)
+    about = page.locator("#about")
+    before = about.inner_text()
+    page.get_by_label("Model").select_option(model)
+    expect(about).not_to_have_text(before)
 
 
 pytestmark = pytest.mark.browser
@@ -136,6 +138,52 @@ def test_a_dropped_picture_is_explained_for_another_class_too(page: Page) -> Non
     explain(page)
     expect(page.get_by_role("heading", name="Why Bengal?")).to_be_visible()
     assert page.locator("#view canvas, #view img").count() > 0
+
+
+def test_what_is_done_before_the_model_chosen_is_known_is_done_for_it(page: Page) -> None:
+    held: list[Route] = []
+    page.route(re.compile("tried=false"), lambda route: held.append(route))
+
+    def choose_slowly(model: str) -> None:
+        with page.expect_request(re.compile("tried=false")):
+            page.get_by_label("Model").select_option(model)
+
+    choose_slowly("zoo:pets")
+    bring(page, "paste", "early.png")
+    held.pop().continue_()
+    expect(page.get_by_alt_text("The picture to explain: early.png")).to_be_visible()
+    choose_slowly("zoo:spell")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    choose_slowly("zoo:sentiment")
+    for route in held:
+        route.continue_()
+    expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
+    expect(page.locator("#history li")).to_contain_text("sentiment")
+
+
+def test_a_click_before_the_page_knows_of_any_model_waits_for_one(page: Page) -> None:
+    held: list[Route] = []
+    page.route(re.compile("api/models"), lambda route: held.append(route))
+    with page.expect_request(re.compile("api/models")):
+        page.reload()
+    page.get_by_role("button", name="Explain", exact=True).click()
+    held.pop().continue_()
+    expect(page.locator("#status")).to_contain_text("Done in", timeout=60_000)
+
+
+def test_a_model_that_the_server_says_nothing_of_is_not_taken_for_the_one_before(page: Page) -> None:
+    lost = re.compile("zoo%3Apets&tried=false")
+    page.route(lost, lambda route: route.fulfill(status=422, json={"error": "pets went for a walk"}))
+    page.get_by_label("Model").select_option("zoo:pets")
+    expect(page.locator("#problem")).to_contain_text("pets went for a walk")
+    bring(page, "paste", "lost.png")
+    expect(page.locator("#problem")).to_contain_text("No model is ready")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    page.unroute(lost)
+    choose(page, "zoo:spell")
+    explain(page, "phone")
+    expect(page.locator("#history li")).to_have_count(1)
+    expect(page.locator("#history li")).to_contain_text("spell")
 
 
 def bring(page: Page, how: str, name: str) -> None:

@@ -4,12 +4,14 @@ import { get } from "./talking.js";
 
 const id = (name) => document.getElementById(name);
 const PREDICTED = "";
+export const NOT_READY = "No model is ready: reload the page.";
 
 export class Form {
   constructor(limits, complain) {
     this.limits = limits;
     this.complain = complain;
     this.about = null;
+    this.ready = null; // a promise
     this.picture = null;
     this.chosen = new Set(["generic"]);
     this.sample = "";
@@ -28,15 +30,33 @@ export class Form {
   }
 
   async choose(name) {
+    const address = `api/model?name=${encodeURIComponent(name)}`, current = () => id("model").value === name;
+    this.ready = this.open(`${address}&tried=false`, current);
+    await this.ready;
     try {
-      const about = await get(`api/model?name=${encodeURIComponent(name)}&tried=false`);
-      if (id("model").value !== name) return; // another was chosen meanwhile
-      this.show(about);
-      const tried = await get(`api/model?name=${encodeURIComponent(name)}`);
-      if (this.about?.name === name) this.showMethods(tried.methods);
+      const tried = this.about?.name === name && await get(address);
+      if (tried && this.about?.name === name) this.showMethods(tried.methods);
     } catch (problem) {
       this.complain(problem.message);
     }
+  }
+
+  async open(address, current) {
+    try {
+      const about = await get(address);
+      if (current()) this.show(about); // else another was chosen meanwhile
+    } catch (problem) {
+      if (!current()) return;
+      this.about = null;
+      this.complain(problem.message);
+    }
+  }
+
+  // When the form is that of the model chosen last.
+  async settled() {
+    let last;
+    do { last = this.ready; await last; } while (last !== this.ready);
+    if (!this.about) throw new Error(NOT_READY);
   }
 
   show(about) {
@@ -132,7 +152,8 @@ export class Form {
 
   async take(file) {
     if (!file) return;
-    if (!this.about?.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about?.name ?? "This model"} takes no pictures: choose one that does, such as zoo:pets.`);
+    try { await this.settled(); } catch (problem) { return this.complain(problem.message); }
+    if (!this.about.takes.includes("image") || this.about.takes.includes("regions")) return this.complain(`${this.about.name} takes no pictures: choose one that does, such as zoo:pets.`);
     if (file.size > this.limits.picture_bytes) return this.complain(`The picture is too large: ${this.limits.picture_bytes / 2 ** 20} MiB are the most.`);
     this.picture = await new Promise((done, fail) => {
       const reader = new FileReader();

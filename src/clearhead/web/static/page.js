@@ -1,6 +1,6 @@
 // The page: asks, listens, shows.
 import { draw } from "./assets/clearhead.js";
-import { Form } from "./form.js";
+import { Form, NOT_READY } from "./form.js";
 import { Result, documentIn } from "./results.js";
 import { Visit } from "./visit.js";
 import { bytes, get, opened, post, stream } from "./talking.js";
@@ -90,6 +90,12 @@ const during = async (work) => {
   }
 };
 
+const settled = async () => {
+  await started;
+  if (!form) throw new Error(NOT_READY);
+  await form.settled(); // what there is to know of a model chosen just now may still be on its way
+};
+
 const titleOf = (ask) => ask.text?.trim() || (ask.example === undefined ? "a picture" : `example ${ask.example}`);
 const labelOf = ({ target, against }) => {
   const said = (one) => form.about.labels?.[one] ?? one ?? "the prediction";
@@ -97,7 +103,7 @@ const labelOf = ({ target, against }) => {
 };
 
 const explain = guarded(async () => {
-  if (!form?.about) throw new Error("No model is ready: reload the page.");
+  await settled();
   const ask = form.ask();
   if (!ask.methods.length) throw new Error("Tick at least one method.");
   const result = new Result(titleOf(ask), `${ask.model.replace("zoo:", "")}${labelOf(ask)} · ${ask.methods.join(", ")}`, ask);
@@ -114,7 +120,7 @@ const explain = guarded(async () => {
 });
 
 const lookAtHeads = guarded(async () => {
-  if (!form?.about) throw new Error("No model is ready: reload the page.");
+  await settled();
   const given = form.input();
   say("Looking at every head …");
   await during(async (signal) => {
@@ -165,7 +171,7 @@ const start = guarded(async () => {
   form = new Form(limits, complain);
   form.onSaved = reopen;
   form.list(models);
-  await form.choose(models[0].name);
+  form.choose(models[0].name);
 });
 
 id("ask").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
@@ -179,4 +185,4 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); explain(); }
 });
-start();
+const started = start();
