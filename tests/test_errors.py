@@ -12,6 +12,7 @@ import transformers
 from PIL import Image
 
 import clearhead
+from clearhead.errors import ClearheadWarning
 from tests.models import explainer, image_model, text_model, tokenizer
 
 TEXT = "I like the movie"
@@ -217,3 +218,12 @@ def test_a_file_that_cannot_be_written_goes_by_the_name_that_was_given(tmp_path:
     with pytest.raises(OSError, match="No such file") as told:
         explainer("bert/classify").explain(TEXT).save(place)
     assert told.value.filename == str(place)
+
+
+def test_scores_that_are_no_numbers_are_not_silent() -> None:
+    """Where the model's norm divides by next to nothing, a slope is too large for float16."""
+    ex = explainer("bert/classify", torch.float16)
+    with pytest.warns(
+        ClearheadWarning, match=r"of tam are NaN or infinite, with the model in float16: .*dtype='float32'"
+    ):
+        ex.explain("She hates the book", "tam")

@@ -20,7 +20,7 @@ from clearhead.recording.recorder import Recorder, Unbatched
 from clearhead.recording.self_test import SelfTest
 from clearhead.recording.tape import Tape
 from clearhead.recording.tiles import Tiles
-from clearhead.results import Pass, Request, explanation_of
+from clearhead.results import Pass, Request, explanations_of
 from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
 
@@ -265,10 +265,7 @@ class Explainer:
         tried = Plan(self.subject, [self.examined.sample], [[Target(lambda output: output)]])
         streaming = streams(self.recorder, tried, samples, request.methods, request.kernel, request.checkpoint)
         passes = self._passes(samples, steps, request, tested, streaming, rows)
-        return [
-            [explanation_of(sample, len(steps[i]), i, m, passes, request, tested) for m in range(len(request.methods))]
-            for i, sample in enumerate(samples)
-        ]
+        return explanations_of(samples, [len(own) for own in steps], passes, request, tested)
 
     def _passes(
         self,
@@ -290,11 +287,27 @@ class Explainer:
             most = len(samples) * (1 if streaming.checkpoint else max(1, UNITS // (units * len(samples))))
             rows = most if rows is None else min(rows, most)
         try:
-            chunks = self._chunks(steps, samples, tested, rows, maps)
-            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+            return self._each_pass(
+                samples, self._chunks(steps, samples, tested, rows, maps), request, tested, streaming
+            )
         except Unbatched:
             chunks = self._chunks(steps, samples, tested, len(samples), maps)
-            return [self._pass(samples, part, request, tested, streaming) for part in chunks]
+            return self._each_pass(samples, chunks, request, tested, streaming)
+
+    def _each_pass(
+        self,
+        samples: list[Sample],
+        chunks: Iterable[list[list[Target]]],
+        request: Request,
+        tested: SelfTest,
+        streaming: Tiles | None,
+    ) -> list[Pass]:
+        done: list[Pass] = []
+        for targets in chunks:
+            if done:
+                done[-1].fetch()  # a GPU holds the scores of one pass at a time
+            done.append(self._pass(samples, targets, request, tested, streaming))
+        return done
 
     def _all_stream(
         self, samples: list[Sample], steps: Sequence[Sequence[Target]], request: Request, tested: SelfTest

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal, unknown
-from clearhead.methods.base import REGISTRY, Method
+from clearhead.methods.base import ACROSS, REGISTRY, Method
+from clearhead.methods.tiled import Tiled
 from clearhead.plan import Plan, Reading
+from clearhead.recording.cached_tiles import CachedTiles
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
-from clearhead.recording.tiles import Kernel, Ran, Tiles
+from clearhead.recording.tiles import TORCH, Kernel, Ran, Tiles
 from clearhead.subjects.base import Sample
 
 #: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.
@@ -22,7 +24,7 @@ KERNELS = ("materialised", "streaming", "tiles", "triton")
 #: Up to so many units maps are kept whole, where nobody says otherwise: that is faster, and other methods need it.
 LIMIT = 2048
 #: The same where a kernel makes sums of maps at once, and all methods are content with sums; and so many units of a
-#: batch together (one input of 512 is faster with whole maps on an H200, eight are not).
+#: batch together (one input of 512 is faster with whole maps, eight are not, on an H200 and on a CPU).
 SUMS_FROM = 512
 SUMS_FROM_TOGETHER = 4096
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
@@ -57,7 +59,8 @@ def streams(
     that are to be computed again, which are a streaming pass's.
     """
     length, fastest = longest(samples), _kernel(recorder, tried, kernel)
-    sums = fastest is not None and all(map(_streams, methods))
+    crosses = recorder.tested is not None and recorder.tested.crosses
+    sums = fastest is not None and all(_wants_sums(method, crosses, fastest) for method in methods)
     many = sums and (length > SUMS_FROM or length * len(samples) >= SUMS_FROM_TOGETHER)
     asked = kernel is not None or bool(checkpoint)
     if kernel == "materialised" or (not asked and length <= LIMIT and not many):
@@ -70,20 +73,29 @@ def streams(
         if asked:
             raise
         return None
-    return tiles
+    # a kernel that does not take the model's attention leaves it to tiles, which are slower than whole maps
+    left = TORCH in recorder.streaming_outputs["" if fastest is None else fastest.name]
+    return None if left and not asked and length <= LIMIT else tiles
 
 
-def _streams(method: Method) -> bool:
-    """Whether a method wants no map, or tiles or sums of maps (with its own options it may want more)."""
-    maps = method.declaration.asks & {"attention", "attention_gradient"}
-    return method.kind in ("tape", "path") and (not maps or REGISTRY[method.name].sweeps > 0)
+def _wants_sums(method: Method, crosses: bool, kernel: Kernel) -> bool:
+    """Whether a method wants no map, or sums of maps alone (with its own options, or on a path, it may want more).
+
+    On a CPU tiles of one layer are a little slower than its whole maps, but those of all other layers are spared.
+    """
+    if not method.declaration.asks & {"attention", "attention_gradient"}:
+        return method.kind in ("tape", "path")
+    fold: type[Tiled] = ACROSS[method.name] if crosses and method.name in ACROSS else REGISTRY[method.name]
+    alone = method.option("layers", method.declaration.layers) == (-1, None) and fold.sweeps > 0
+    little = fold.wants_sums() or (alone and kernel.name == CachedTiles.name)
+    return method.kind == "tape" and not method.own_options and little
 
 
 def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | None:
     if kernel in ("tiles", "materialised"):
         return None
     found = recorder.kernel or kernel_for(tried.subject.device)
-    if found is None and kernel == "triton":
+    if kernel == "triton" and (found is None or found.name != "triton"):
         raise Refusal("kernel='triton' needs a GPU and the package triton: say kernel='tiles', or leave it out")
     return found
 
@@ -92,11 +104,11 @@ def kernel_for(device: torch.device) -> Kernel | None:
     """The fastest kernel that a device has; None where that is torch's, tile by tile."""
     modern = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, statement by statement: for tests
-    if not (modern or interpreted) or find_spec("triton") is None:
-        return None
-    from clearhead.recording.triton_kernel import TritonKernel  # compilers are slow to import
+    if (modern or interpreted) and find_spec("triton") is not None:
+        from clearhead.recording.triton_kernel import TritonKernel  # compilers are slow to import
 
-    return TritonKernel()
+        return TritonKernel()
+    return CachedTiles() if device.type == "cpu" else None
 
 
 def check_streams(readings: Sequence[Reading]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -52,6 +53,9 @@ class Plan:
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
+        #: The same on the CPU, brought there before anything goes back.
+        self.logits: Float[Tensor, "batch label"] | None = None
+        self.numbers: list[float] = []
         #: What holds while scores are made of the output, where the subject multiplies to make them.
         self.multiplying: Callable[[], AbstractContextManager[object]] = nullcontext
         #: Is shown the numbers that are explained (target × sample), and the scores that they are made of, before
@@ -63,10 +67,15 @@ class Plan:
         """The units of the longest sample, all its streams together."""
         return max(sum(map(len, sample.axes.values())) for sample in self.given)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The format that methods work in."""
         return torch.float64 if self.subject.dtype == torch.float64 else torch.float32
+
+    @cached_property
+    def made_in(self) -> dict[str, str]:
+        """The model's own format, and where it is."""
+        return {"dtype": str(self.subject.dtype).removeprefix("torch."), "device": str(self.subject.device)}
 
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
@@ -92,7 +101,12 @@ class Plan:
     @cached_property
     def fingerprints(self) -> list[str]:
         """What tells one input from another, whatever it is called."""
-        return [f"{sample.seed(0):014x}" for sample in self.samples]
+        own = self.seeds if self.seed == 0 else [sample.seed(0) for sample in self.samples]
+        return [f"{one:014x}" for one in own]
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sample.seed(self.seed) for sample in self.samples)
 
     def value(self, output: Any) -> Float[Tensor, "*target batch"]:
         """One number per sample and target; a target of the caller's own sees the whole output."""
@@ -109,6 +123,8 @@ class Plan:
             self.starting(number.unflatten(0, (self.steps, self.size)), made_of)
         self.values = self._narrow(number.detach())
         self.scores = None if self.scores is None else self._narrow(self.scores.detach())
+        self.logits = None if self.scores is None else self.scores.cpu()
+        self.numbers = self.values.tolist()
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
 
     def _narrow(self, part: Any) -> Any:
@@ -165,20 +181,19 @@ class Plan:
     def _frame(self, stream: str) -> Frame:
         readout, device = self.readouts[stream], self.subject.device
         axes = [sample.axes[stream] for sample in self.samples]
-        valid = torch.zeros(len(axes), readout.shape[2], dtype=torch.bool)
-        special = torch.zeros_like(valid)
-        places = torch.zeros(*valid.shape, axes[0].places.shape[1], dtype=readout.dtype)
+        shape = len(axes), readout.shape[2]
+        valid, special = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        places = np.zeros((*shape, axes[0].places.shape[1]))
         for i, axis in enumerate(axes):
-            valid[i, : len(axis)] = True
-            special[i, : len(axis)] = torch.tensor(axis.special, dtype=torch.bool)
-            places[i, : len(axis)] = torch.as_tensor(axis.places, dtype=places.dtype)
+            here = i, slice(0, len(axis))
+            valid[here], special[here], places[here] = True, axis.special, axis.places
         return Frame(
             readout=readout,
-            valid=valid.to(device),
-            seeds=tuple(sample.seed(self.seed) for sample in self.samples),
-            places=places.to(device),
+            valid=torch.from_numpy(valid).to(device),
+            seeds=self.seeds,
+            places=torch.from_numpy(places).to(readout.dtype).to(device),
             stream=stream,
-            special=special.to(device),
+            special=torch.from_numpy(special).to(device),
         )
 
 

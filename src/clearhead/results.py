@@ -1,8 +1,10 @@
 """From what a pass left behind to an `Explanation`: what was scored, what was predicted, and how we know."""
 
 import platform
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import clearhead
+from clearhead.errors import ClearheadWarning
 from clearhead.explanation import Explanation
 from clearhead.joint import AnyExplanation, JointExplanation
 from clearhead.methods.base import Method, Scores
@@ -52,22 +55,38 @@ class Request:
 
 @dataclass
 class Pass:
-    """What one recorded pass left behind: for each method, the scores along each axis.
+    """What one recorded pass left behind: for each method, the scores along each axis, where they were made.
 
     All of it is brought to the CPU at once: looking at a GPU for each sample by itself costs more than the looking.
     """
 
     plan: Plan
     readings: list[Reading]
-    parts: list[dict[str, Scores]]
+    made: list[dict[str, Scores]]
     #: Whether every head's share is kept, too.
     heads: bool = False
 
     def __post_init__(self) -> None:
-        self.parts = [{stream: part.cpu(self.heads) for stream, part in parts.items()} for parts in self.parts]
-        self.logits = None if self.plan.scores is None else self.plan.scores.cpu()
-        self.values: list[float] = self.plan.values.tolist()
-        self.readouts = {stream: part.cpu() for stream, part in self.plan.readouts.items()}
+        self.here = False
+        if not self.heads:  # nobody asks for them, and they are large
+            self.made = [
+                {stream: replace(part, per_head=None) for stream, part in parts.items()} for parts in self.made
+            ]
+
+    def fetch(self) -> None:
+        """Bring the scores to the CPU, and leave none where they were made; this waits for a GPU that is at work."""
+        self.made = [{stream: part.cpu(self.heads) for stream, part in parts.items()} for parts in self.made]
+        self.here = True
+
+    @property
+    def parts(self) -> list[dict[str, Scores]]:
+        if not self.here:
+            self.fetch()
+        return self.made
+
+    @cached_property
+    def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
+        return {stream: part.cpu() for stream, part in self.plan.readouts.items()}
 
 
 @dataclass
@@ -79,44 +98,77 @@ class Step:
 
     @property
     def logits(self) -> Float[Tensor, "label"] | None:
-        return None if self.done.logits is None else self.done.logits[self.place]
+        logits = self.done.plan.logits
+        return None if logits is None else logits[self.place]
 
     @property
     def description(self) -> dict[str, Any]:
         plan, i = self.done.plan, self.place
         sample, target = plan.samples[i], plan.targets[i]
-        said = target.description(self.logits, plan.subject, self.done.values[i], masks=len(sample.masks))
+        said = target.description(self.logits, plan.subject, plan.numbers[i], masks=len(sample.masks))
         return plan.subject.described(sample, target, said)
 
 
-def explanation_of(
-    sample: Sample, count: int, i: int, m: int, passes: Sequence[Pass], request: Request, tested: SelfTest
-) -> AnyExplanation:
-    """The i-th sample of a batch as the m-th method explains it, its `count` targets together."""
-    steps = [Step(done, step * done.plan.size + i) for done in passes for step in range(done.plan.steps)][:count]
-    first = steps[0]
+def explanations_of(
+    samples: Sequence[Sample], counts: Sequence[int], passes: Sequence[Pass], request: Request, tested: SelfTest
+) -> list[list[AnyExplanation]]:
+    """Each sample of a batch as each method explains it, its `counts` targets together.
+
+    All that can be said without scores is said first: a GPU may still be at work on these.
+    """
+    each = [_steps(passes, i, count) for i, count in enumerate(counts)]
+    methods = range(len(request.methods))
+    said = [[_said(steps, m, request, tested) for m in methods] for steps in each]
+    return [
+        [_explanation(sample, steps, m, said[i][m], request) for m in methods]
+        for i, (sample, steps) in enumerate(zip(samples, each, strict=True))
+    ]
+
+
+def _steps(passes: Sequence[Pass], i: int, count: int) -> list[Step]:
+    """The targets of the i-th sample."""
+    return [Step(done, step * done.plan.size + i) for done in passes for step in range(done.plan.steps)][:count]
+
+
+def _said(steps: Sequence[Step], m: int, request: Request, tested: SelfTest) -> dict[str, Any]:
+    first, last = steps[0], steps[-1]
     plan, reading = first.done.plan, first.done.readings[m]
-    about: dict[str, Any] = {
+    return {
         "method": str(reading.method),
         "target": _target(steps, plan.subject),
-        "prediction": _prediction(first.logits, plan.subject) if count == 1 else {},
-        "certificate": {**_certificate(plan, first.place, request, tested, reading), **_checks(steps, m)},
-        "provenance": _provenance(steps[-1].done.plan, steps[-1].place, reading, request) | _chosen(first, m),
+        "prediction": _prediction(first.logits, plan.subject) if len(steps) == 1 else {},
+        "certificate": _certificate(plan, first.place, request, tested, reading),
+        "provenance": _provenance(last.done.plan, last.place, reading, request) | _chosen(first, m),
+        "steps": tuple(step.description["name"] for step in steps) if len(steps) > 1 else None,
     }
+
+
+def _explanation(
+    sample: Sample, steps: Sequence[Step], m: int, said: dict[str, Any], request: Request
+) -> AnyExplanation:
+    about = {**said, "certificate": said["certificate"] | _checks(steps, m)}
     streams: dict[str, Explanation] = {}
     for stream, axis in sample.axes.items():
         found = _Axis(stream, len(axis), steps, m, request)
-        for units, at in zip(axis.parts, axis.at, strict=True):
+        for units, at in zip(axis.parts, axis.where, strict=True):
             if units.kind == PROBE:
                 continue  # what a model pools with is no part of the input
-            streams[units.stream] = Explanation(
-                units=units,
-                steps=tuple(step.description["name"] for step in steps) if count > 1 else None,
-                picture=sample.picture if units.boxes is not None else None,
-                **found.arrays(units, at),
-                **about,
-            )
+            picture = sample.picture if units.boxes is not None else None
+            arrays = found.arrays(units, at)
+            if request.profile is None:  # authors have units that they give no score
+                _check_numbers(arrays["scores"], about)
+            streams[units.stream] = Explanation(units=units, picture=picture, **arrays, **about)
     return next(iter(streams.values())) if len(streams) == 1 else JointExplanation(streams)
+
+
+def _check_numbers(scores: np.ndarray, about: dict[str, Any]) -> None:
+    """A slope can leave the range of a small format where the model's answer does not."""
+    wrong = int((~np.isfinite(scores)).sum())
+    if wrong:
+        dtype = about["certificate"]["dtype"]
+        wider = ": clearhead.load(…, dtype='float32') has room for them" if dtype == "float16" else ""
+        said = f"{wrong} of {scores.size} scores of {about['method']} are NaN or infinite, with the model in {dtype}"
+        warnings.warn(said + wider, ClearheadWarning, stacklevel=2)
 
 
 class _Axis:
@@ -131,9 +183,8 @@ class _Axis:
         self.finish = None if request.profile is None else request.profile.settings(method.name).finish
         self.readout = self._whole(steps[0].done.readouts[stream][steps[0].place], self.lengths[0])
 
-    def arrays(self, units: Units, places: tuple[int, ...]) -> dict[str, Any]:
+    def arrays(self, units: Units, at: "slice | list[int]") -> dict[str, Any]:
         part, i = self.parts[0]
-        at = _together(places)
         matrix = None
         if self.every_row:
             matrix = self._whole(part.scores[i], self.lengths[0])
@@ -146,19 +197,19 @@ class _Axis:
             row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
         alone = len(self.parts) == 1
         return {
-            "scores": self._finished(_array(row[at]), units, places),
-            "matrix": None if matrix is None else self._finished(_array(matrix), units, places),
+            "scores": self._finished(_array(row[at]), units, at),
+            "matrix": None if matrix is None else self._finished(_array(matrix), units, at),
             "base_value": None if part.base_value is None or not alone else float(part.base_value[i]),
             "per_layer": self._cut(part.per_layer, i, at) if alone else None,
             "per_head": self._cut(part.per_head, i, at) if alone and self.per == "head" else None,
             "factors": self._cut(torch.stack([*part.factors.values()], 1), i, at) if alone and part.factors else None,
         }
 
-    def _finished(self, scores: np.ndarray, units: Units, at: tuple[int, ...]) -> np.ndarray:
+    def _finished(self, scores: np.ndarray, units: Units, at: "slice | list[int]") -> np.ndarray:
         """As an author leaves them."""
         if self.finish is None:
             return scores
-        read = {place: float(self.readout[0, unit]) for place, unit in enumerate(at) if self.readout[0, unit]}
+        read = {place: float(weight) for place, weight in enumerate(self.readout[0, at]) if weight}
         return self.finish(scores, units, read)
 
     def _whole(self, part: Float[Tensor, "*part some"], length: int) -> Float[Tensor, "*part unit"]:
@@ -170,13 +221,6 @@ class _Axis:
 
     def _cut(self, values: Tensor | None, i: int, at: "slice | list[int]") -> Any:
         return None if values is None else _array(self._whole(values[i], self.lengths[0])[..., at])
-
-
-def _together(places: tuple[int, ...]) -> "slice | list[int]":
-    """Places that follow each other as a slice, which takes no reading of a list."""
-    if not places or places != tuple(range(places[0], places[0] + len(places))):
-        return list(places)
-    return slice(places[0], places[0] + len(places))
 
 
 def _target(steps: Sequence[Step], subject: Subject) -> dict[str, Any]:
@@ -201,10 +245,9 @@ def _certificate(plan: Plan, i: int, request: Request, tested: SelfTest, reading
         "kernel": reading.kernel,
         "readout": plan.subject.readout,
         "readout_checked": request.checked.get(id(plan.targets[i].custom), False),
-        "dtype": str(plan.subject.dtype).removeprefix("torch."),
-        "device": str(plan.subject.device),
+        **plan.made_in,
         "seed": plan.seed,
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "truncated_tokens": plan.samples[i].dropped,
     }
 
@@ -221,7 +264,7 @@ def _checks(steps: Sequence[Step], m: int) -> dict[str, Any]:
 
 def _chosen(step: Step, m: int) -> dict[str, Any]:
     """What the method chose where the caller left it open, and the names of its factors."""
-    parts = step.done.parts[m].values()
+    parts = step.done.made[m].values()
     factors = next((list(part.factors) for part in parts if part.factors), None)
     named = {} if factors is None else {"factors": factors}
     return named | {name: given[step.place] for part in parts for name, given in (part.chosen or {}).items()}
@@ -280,6 +323,7 @@ def _prediction(logits: Float[Tensor, "label"] | None, subject: Subject) -> dict
     return {"label": first["label"], "index": first["index"], "probability": first["probability"], "top": top}
 
 
+@cache
 def _versions() -> dict[str, str]:
     import transformers
 

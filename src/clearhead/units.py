@@ -107,8 +107,15 @@ class Axis:
         return sum(len(part) for part in self.parts)
 
     @cached_property
+    def where(self) -> "tuple[slice | list[int], ...]":
+        """Where the units of each part stand: as a slice, where they follow each other, since that takes no reading."""
+        spans = [slice(at[0], at[0] + len(at)) if at else slice(0) for at in self.at]
+        pairs = zip(self.at, spans, strict=True)
+        return tuple(span if at == tuple(range(span.stop)[span]) else list(at) for at, span in pairs)
+
+    @cached_property
     def special(self) -> tuple[bool, ...]:
-        if len(self.parts) == 1 and self.at[0] == tuple(range(len(self))):
+        if self.where == (slice(0, len(self)),):
             return self.parts[0].special
         flags = [False] * len(self)
         for part, at in zip(self.parts, self.at, strict=True):
@@ -119,10 +126,12 @@ class Axis:
     @property
     def places(self) -> Float[np.ndarray, "unit axis"]:
         """Where each unit lies in its own stream."""
-        wide = max(part.places.shape[1] for part in self.parts)
-        places = np.zeros((len(self), wide))
-        for part, at in zip(self.parts, self.at, strict=True):
-            places[list(at), : part.places.shape[1]] = part.places
+        own = [part.places for part in self.parts]
+        if self.where == (slice(0, len(self)),):
+            return own[0]
+        places = np.zeros((len(self), max(part.shape[1] for part in own)))
+        for part, at in zip(own, self.where, strict=True):
+            places[at, : part.shape[1]] = part
         return places
 
 

@@ -197,3 +197,17 @@ def test_a_model_that_fails_under_rules_says_what_failed(method: str) -> None:
         pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"),
     ):
         ex.explain(models.TEXTS[0], method)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's")
+@pytest.mark.parametrize("method", ["lrp", "partial-lrp", "transformer-attribution"])
+def test_pictures_on_a_gpu_have_the_scores_of_a_cpu(method: str) -> None:
+    """Convolutions run in TF32 there, unless somebody says otherwise."""
+    assert torch.backends.cudnn.allow_tf32
+    made, processor = models.image_model("vit", torch.float32)
+    on_cpu, on_gpu = (clearhead.load((deepcopy(made).to(device), processor)) for device in ("cpu", "cuda"))
+    raws = models.inputs("vit/image")
+    for found, expected in zip(*(ex.explain(raws, method, target=1) for ex in (on_gpu, on_cpu)), strict=True):
+        assert found.certificate["device"].startswith("cuda")
+        assert twins.gap(found.scores, expected.scores) < 1e-3

@@ -4,37 +4,23 @@ On a machine with a GPU they are compiled (`make test-gpu`); elsewhere they are 
 because Triton decides that when it is imported.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from copy import deepcopy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests import models
+from tests.recording.flash import allow
+from tests.recording.interpreted import COMPILED, DEVICE, apart, here, interpret
 
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-COMPILED = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if COMPILED else "cpu"
-here = pytest.mark.skipif(not (INTERPRETED or COMPILED), reason="in a process of its own, by test_interpreted")
 
-
-@pytest.mark.skipif(INTERPRETED or COMPILED, reason="the tests below run in this process")
+@apart
 def test_interpreted():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    interpret(__file__)
 
 
 def fake(dtype=torch.float32, width=32, queries=8, keys=8, device="cpu", **changed):
@@ -71,18 +57,6 @@ def test_many_rows_are_left_to_tiles():
 
     few, many = (Reduce("attention", torch.zeros(1, count, 8)) for count in (30, 3000))
     assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
-
-
-@pytest.mark.parametrize("backend", ["FLASH", "CUDNN", "EFFICIENT"])
-def test_torchs_kernels_are_called_as_they_want_it(backend):
-    """Without numbers, and so without a GPU."""
-    from clearhead.recording import triton_kernel
-
-    call = fake(torch.float32 if backend == "EFFICIENT" else torch.bfloat16, device="meta")
-    whole = (call.query, call.key, call.value)
-    call.saved = triton_kernel._fused(getattr(triton_kernel, backend), *whole, True, 0.2)
-    found = triton_kernel._gradients(call, call.query.transpose(1, 2))
-    assert [part.shape for part in found] == [part.shape for part in whole]
 
 
 def made(heads=2, shared=1, queries=21, keys=21, width=16, dtype=torch.float32, **how):
@@ -189,32 +163,33 @@ def decoder(**more):
     return LlamaForCausalLM(config).eval().to(DEVICE)
 
 
-def windows():
+def windows(**more):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MistralConfig(**shape, num_key_value_heads=2, vocab_size=40, pad_token_id=0, sliding_window=6)
+    config = MistralConfig(**shape, num_key_value_heads=2, vocab_size=40, pad_token_id=0, sliding_window=6, **more)
     return MistralForCausalLM(config).eval().to(DEVICE)
 
 
-def windows_both_ways():
+def windows_both_ways(**more):
     from transformers import ModernBertConfig, ModernBertForSequenceClassification
 
     models.skip_if_not_yet("modernbert")
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
     tokens = {f"{name}_token_id": 1 for name in ("cls", "sep", "bos", "eos")} | {"pad_token_id": 0}
-    config = ModernBertConfig(**shape, **tokens, vocab_size=40, local_attention=8, global_attn_every_n_layers=2)
+    shape |= {"vocab_size": 40, "local_attention": 8, "global_attn_every_n_layers": 2}
+    config = ModernBertConfig(**shape, **tokens, **more)
     return ModernBertForSequenceClassification(config).eval().to(DEVICE)
 
 
-def bert():
+def bert(**more):
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**shape, vocab_size=40)).eval().to(DEVICE)
+    return BertForSequenceClassification(BertConfig(**shape, vocab_size=40, **more)).eval().to(DEVICE)
 
 
 @here
@@ -232,21 +207,31 @@ def test_windows_are_walked_along(model, ahead, window, monkeypatch):
     assert {"causal": True, "ahead": ahead, "window": window, "mask": None} in told
 
 
+def words(padding=None, count=19):
+    """Two texts; the second is shorter, with `padding` before or after it."""
+    ids = torch.randint(5, 40, (2, count), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, {"before": slice(0, 5), "after": slice(count - 5, count), None: slice(0, 0)}[padding]] = 0
+    return {"input_ids": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
+
+
+#: Not padding before a window both ways: the first row, which is read, would see nothing.
+PADDED = [
+    *((model, padding) for model in (decoder, bert, windows) for padding in (None, "before", "after")),
+    *((windows_both_ways, padding) for padding in (None, "after")),
+]
+
+
 @here
 @pytest.mark.gpu
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("model", [decoder, bert, windows, windows_both_ways])
-def test_explanations_are_those_of_whole_maps(model, padded):
+@pytest.mark.parametrize(("model", "padding"), PADDED)
+def test_explanations_are_those_of_whole_maps(model, padding):
     """Batched and padded, one row and several, sums over queries and over keys, layers computed twice."""
     import clearhead
 
     ex = clearhead.load(model())
     methods = ["generic", "grad-sam", "attention", "rollout", clearhead.Method("grad-sam", received=True)]
-    ids = torch.randint(5, 40, (2, 19))
-    mask = torch.ones_like(ids)
-    if padded:
-        mask[1, 14:] = 0
-    inputs = {"input_ids": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
+    inputs = words(padding)
     found = ex.explain(inputs, methods, kernel="triton", checkpoint=True)
     expected = ex.explain(inputs, methods, kernel="materialised")
     for name, explanations in found.items():
@@ -254,6 +239,110 @@ def test_explanations_are_those_of_whole_maps(model, padded):
             assert e.certificate["kernel"] == "streaming: triton, layers computed twice"
             size = abs(other.scores).max()
             assert size > 0 and abs(e.scores - other.scores).max() <= 1e-5 * size
+
+
+#: How far scores in half precision may lie from others, of their size.
+HALF = [(torch.bfloat16, 0.15), (torch.float16, 0.03)]
+
+
+def far(found, expected):
+    """How far scores lie from each other; where a clamp has left none, none may be there."""
+    gaps = [(e.scores - other.scores, other.scores) for e, other in zip(found, expected, strict=True)]
+    return max(np.linalg.norm(gap) / (np.linalg.norm(scores) or 1) for gap, scores in gaps)
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.skipif(not COMPILED, reason="takes minutes, interpreted")
+@pytest.mark.parametrize(("dtype", "within"), HALF, ids=str)
+@pytest.mark.parametrize(("model", "padding"), PADDED)
+def test_half_precision_is_that_of_whole_maps(model, padding, dtype, within):
+    """Every way to join maps: rows pushed down, sums over queries and keys, tiles where sums are not enough."""
+    import clearhead
+
+    ex = clearhead.load(model(initializer_range=0.1).to(dtype))
+    methods = ["generic", "grad-sam", clearhead.Method("grad-sam", received=True), "attention", "attention-x-gradient"]
+    methods += ["attention-gradcam", "rollout", "attcat", "cat"]
+    if (model, dtype) != (bert, torch.float16):  # which has no number for the slope of BERT's first norm at zeros
+        methods.append("tam")
+    kernels = ("triton", "materialised")
+    found, expected = (ex.explain(words(padding), methods, target=0, kernel=kernel) for kernel in kernels)
+    for name, explanations in found.items():
+        assert all(e.certificate["kernel"].startswith("streaming: ") for e in explanations)
+        assert far(explanations, expected[name]) <= within, name
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(("dtype", "within"), HALF, ids=str)
+@pytest.mark.parametrize(("model", "before", "after"), [(windows, 5, 0), (windows_both_ways, 4, 4)])
+def test_windows_are_flash_attentions_own(model, before, after, dtype, within, checkpoint, monkeypatch):
+    """In half precision, there and back; what comes of it are the scores of whole maps in float64. Without a GPU a slow
+    twin stands for it."""
+    import clearhead
+
+    if not COMPILED:
+        if dtype == torch.bfloat16 or not checkpoint:
+            pytest.skip("the interpreter is slow, and multiplies bfloat16 as the integers it is kept in")
+        allow(monkeypatch)
+    told = windows_told(monkeypatch)
+    half = model().to(dtype)
+    methods = ["generic", "grad-sam", "attention", "rollout", clearhead.Method("grad-sam", received=True)]
+    inputs = words(count=300 if COMPILED else 40)  # flash attention's blocks have 128 places
+    found = clearhead.load(half).explain(inputs, methods, target=1, kernel="triton", checkpoint=checkpoint)
+    assert {("forward", before, after), ("backward", before, after)} <= set(told)
+    exact = clearhead.load(deepcopy(half).double()).explain(inputs, methods, target=1, kernel="materialised")
+    for name, explanations in found.items():
+        assert all(e.certificate["kernel"].startswith("streaming: triton") for e in explanations)
+        assert far(explanations, exact[name]) <= within, name
+
+
+def windows_told(monkeypatch):
+    """Every window that flash attention is told, and which way it goes."""
+    from clearhead.recording.fused import Fused
+
+    told = []
+
+    def listening(way, real):
+        def listen(kernel, *parts):
+            if kernel.window is not None:
+                told.append((way, kernel.window.before, kernel.window.after))
+            return real(kernel, *parts)
+
+        return listen
+
+    for way in ("forward", "backward"):
+        monkeypatch.setattr(Fused, way, listening(way, getattr(Fused, way)))
+    return told
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.skipif(not COMPILED, reason="without a GPU there is nothing to turn off")
+def test_flash_attention_that_is_turned_off_is_left_alone(monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import clearhead
+
+    told = windows_told(monkeypatch)
+    ex, how = clearhead.load(windows().to(torch.bfloat16)), {"target": 1, "kernel": "triton"}
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        off = ex.explain(words(count=300), "generic", **how)
+    assert not told
+    assert far(ex.explain(words(count=300), "generic", **how), off) <= 0.15
+    assert told
+
+
+@here
+@pytest.mark.gpu
+@pytest.mark.skipif(not COMPILED, reason="flash attention is a GPU's")
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_attention_keeps_to_its_window(dtype, width):
+    from clearhead.recording import fused
+
+    assert fused._windows(dtype, width, torch.device("cuda", torch.cuda.current_device()))
 
 
 def beyond_torchs_kernel(family):

@@ -42,6 +42,11 @@ class Tiled:
         """
         return None
 
+    @classmethod
+    def wants_sums(cls) -> bool:
+        """Whether sums are all it wants, unless options say otherwise."""
+        return cls.wanted_sum is not Tiled.wanted_sum
+
     def tile(self, call: Call, queries: slice, known: Tensor | None) -> Tensor:
         """What these queries' rows of the maps add to a sum over tiles; `known` is the sum of the sweep before."""
         wanted = self.wanted_sum(call)

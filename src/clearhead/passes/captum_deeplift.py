@@ -72,6 +72,7 @@ def captum_multipliers(
             found.append(tuple(part.detach() for part in multipliers))
             values.append(function.plan.values[plan.size :])
     plan.values = torch.cat(values)
+    plan.numbers = plan.values.tolist()
     return {leaf: torch.cat([parts[i] for parts in found]) for i, leaf in enumerate(function.leaves)}
 
 

@@ -18,6 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 #: How many cells of a mask are made at once (a byte each; torch's kernels make two or four of it).
 CELLS = 2**25
+#: A GPU looks at so many times as many: it is soon done with cells, and what it is told each time takes longer.
+ON_GPU = 8
 #: What may be asked about a mask that is nowhere.
 _OUTLINE = (
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
@@ -133,14 +135,14 @@ class Described(Tensor):
         batch, _, queries, count = self.shape
         keys = slice(0, count)
         # a wrong guess differs in the middle, where there is something before a query and something after it
-        tiles = (slice(queries // 2, queries // 2 + 1), *self._pieces())
+        tiles = (slice(queries // 2, queries // 2 + 1), *self._pieces(ON_GPU if self.is_cuda else 1))
         made = self._made if batch * queries * count > CELLS else self.cells
         return all(bool((made(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
 
-    def _pieces(self) -> list[slice]:
+    def _pieces(self, larger: int = 1) -> list[slice]:
         """So many queries at a time as are looked at together: a distance, before it is a cell, takes eight bytes."""
         batch, _, queries, count = self.shape
-        size = max(1, CELLS // (8 * batch * count))
+        size = max(1, larger * CELLS // (8 * batch * count))
         return [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
 
     def span(self, rows: slice) -> slice:

@@ -87,6 +87,8 @@ class Recorder:
         self.lock = lock_of(model)
         self.tested: SelfTest | None = None
         self.streaming_errors: dict[str, float] = {}
+        #: What made the outputs of attention when streaming was tested with each kernel.
+        self.streaming_outputs: dict[str, set[str]] = {}
         #: How many queries a tile of a streaming pass has, and what makes calls without tiles: None for what suits the
         #: length and the hardware.
         self.tile_rows: int | None = None
@@ -182,6 +184,7 @@ class Recorder:
                 tiles = Tiles(rows=3, kernel=kernel)
                 forward = partial(self.forward, asks=frozenset({"attention"}), leaves=leaves, tiles=tiles)
                 self.streaming_errors[name] = streaming_test(self.model, forward, inputs, tested)
+                self.streaming_outputs[name] = tiles.ran.outputs
         return self.streaming_errors[name]
 
     def forward(

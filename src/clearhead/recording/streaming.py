@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from clearhead.recording import pieces
-from clearhead.recording.masks import Described, span
+from clearhead.recording.masks import Described
+from clearhead.recording.masks import span as span_of
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tiles import TORCH, Tiles
 from clearhead.recording.tiles import Gradients as Gradients
@@ -204,7 +205,7 @@ class Streamed:
     ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
         """The model's own attention of some queries to some keys."""
         more = {name: self.cut(part, rows, keys) for name, part in self.more.items()}
-        return self.eager(self.module, query, key, value, self._added(rows, keys, query.dtype), **more)
+        return self.eager(self.module, query, key, value, self.added(rows, keys, query.dtype), **more)
 
     def cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
@@ -214,7 +215,7 @@ class Streamed:
         part = part[..., keys]
         return part[:, :, rows] if part.shape[2] == queries else part
 
-    def _added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
+    def added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
         seen = self._seen(rows, keys)
         if seen is None:
@@ -240,16 +241,16 @@ class Streamed:
         size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
-            yield rows, slice(0, width) if hidden else self._span(rows)
+            yield rows, slice(0, width) if hidden else self.span(rows)
 
-    def _span(self, rows: slice) -> slice:
+    def span(self, rows: slice) -> slice:
         every = slice(0, self.outline.shape[3])
         if self.causal:
             return slice(0, min(rows.stop, every.stop))
         if isinstance(self.mask, Described):
             return self.mask.span(rows)
         seen = self._seen(rows, every)
-        return every if seen is None else span(seen)
+        return every if seen is None else span_of(seen)
 
 
 class _Attend(torch.autograd.Function):
@@ -290,6 +291,8 @@ class _Back(torch.autograd.Function):
 
 
 def _joined(parts: Sequence[Gradients]) -> Gradients:
+    if len(parts) == 1:
+        return parts[0]
     dq, dk, dv = (torch.cat(same) for same in zip(*parts, strict=True))
     return dq, dk, dv
 

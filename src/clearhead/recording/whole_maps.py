@@ -70,7 +70,7 @@ class _Maps(torch.autograd.Function):
         attention = query.new_empty(batch, heads, queries, key.shape[2])
         for i, scores in enumerate(attention):
             # views of one sample go to the matrix product as they lie; those of a batch would be copied
-            scores.baddbmm_(query[i], _each(key[i], heads).mT, beta=0, alpha=scale)
+            scores.baddbmm_(query[i], each_head(key[i], heads).mT, beta=0, alpha=scale)
             if mask is not None:
                 scores += mask[i if len(mask) > 1 else 0]
             torch.softmax(scores, -1, out=scores)
@@ -85,14 +85,15 @@ class _Maps(torch.autograd.Function):
         if _several(slope):
             steep = torch._softmax_backward_data(slope, attention, -1, attention.dtype)
             keys = key.repeat_interleave(heads // shared, 1)
-            found = _joined((steep.mT @ query) * ctx.scale, shared, 1)
+            found = joined_heads((steep.mT @ query) * ctx.scale, shared, 1)
             return (steep @ keys) * ctx.scale, found, None, None, None
         steep = slope if memory.seen else torch.empty_like(slope)
-        into_query, into_key = query.new_empty(query.shape), key.new_empty(key.shape)
+        into_query, into_key = as_models_have(query), as_models_have(key)
         for i, own in enumerate(steep):
             torch.ops.aten._softmax_backward_data.out(slope[i], attention[i], -1, own.dtype, grad_input=own)
-            into_query[i] = torch.bmm(own, _each(key[i], heads)).mul_(ctx.scale)
-            into_key[i] = _joined(torch.bmm(own.mT, query[i]), shared, 0).mul_(ctx.scale)
+            torch.mul(own @ each_head(key[i], heads), ctx.scale, out=into_query[i])
+            # a map that stands on the right is read as it lies
+            torch.mul(joined_heads(query[i].mT @ own, shared, 0).mT, ctx.scale, out=into_key[i])
         if memory.seen:
             memory.spare.append(slope)
         return into_query, into_key, None, None, None
@@ -104,7 +105,7 @@ class _Mixed(torch.autograd.Function):
         batch, heads, queries, _ = attention.shape
         output = value.new_empty(batch, queries, heads, value.shape[3])
         for i, one in enumerate(attention):
-            output[i] = torch.bmm(one, _each(value[i], heads)).transpose(0, 1)
+            output[i] = torch.bmm(one, each_head(value[i], heads)).transpose(0, 1)
         ctx.save_for_backward(attention, value)
         ctx.memory = memory
         return output
@@ -116,11 +117,11 @@ class _Mixed(torch.autograd.Function):
         slope = slopes[0].transpose(-3, -2)
         if _several(slope):
             values = value.repeat_interleave(heads // shared, 1)
-            return slope @ values.mT, _joined(attention.mT @ slope, shared, 1), None
-        into_attention, into_value = ctx.memory.take(attention), value.new_empty(value.shape)
+            return slope @ values.mT, joined_heads(attention.mT @ slope, shared, 1), None
+        into_attention, into_value = ctx.memory.take(attention), as_models_have(value)
         for i, one in enumerate(slope):
-            torch.bmm(one, _each(value[i], heads).mT, out=into_attention[i])
-            into_value[i] = _joined(torch.bmm(attention[i].mT, one), shared, 0)
+            torch.bmm(one, each_head(value[i], heads).mT, out=into_attention[i])
+            into_value[i] = joined_heads(one.mT @ attention[i], shared, 0).mT
         return into_attention, into_value, None
 
 
@@ -130,12 +131,20 @@ def _several(slope: Tensor) -> bool:
     return functorch.is_legacy_batchedtensor(slope) or functorch.is_batchedtensor(slope)
 
 
-def _each(shared: Float[Tensor, "kv_head key width"], heads: int) -> Float[Tensor, "head key width"]:
+def as_models_have(
+    part: Float[Tensor, "batch some token width"], heads: int | None = None
+) -> Float[Tensor, "batch head token width"]:
+    """Room for its gradient, which lies as batch × token × head × width: so it goes on to a linear map uncopied."""
+    batch, own, tokens, width = part.shape
+    return part.new_empty(batch, tokens, heads or own, width).transpose(1, 2)
+
+
+def each_head(shared: Float[Tensor, "kv_head key width"], heads: int) -> Float[Tensor, "head key width"]:
     """Keys or values of one sample, one for each head."""
     return shared if len(shared) == heads else shared.repeat_interleave(heads // len(shared), 0)
 
 
-def _joined(each: Tensor, shared: int, where: int) -> Tensor:
+def joined_heads(each: Tensor, shared: int, where: int) -> Tensor:
     """What comes to heads that share a key is the key's; `where` the heads are."""
     if each.shape[where] == shared:
         return each
