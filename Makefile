@@ -35,8 +35,9 @@ test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transforme
 	@scripts/chromium.sh
 	$(call PYTEST,.venv-oldest,)
 
-test-gpu: .venv/.stamp ## the Triton kernels, compiled, on a CUDA GPU
-	.venv/bin/python -m pytest -m gpu tests/recording/test_triton.py $(ARGS)
+test-gpu: .venv/.stamp ## the tests of what is a GPU's: Triton kernels, compiled, and torch's own
+	.venv/bin/python -m pytest -m gpu tests/recording/test_triton.py tests/recording/test_triton_backward.py \
+		tests/methods/test_lrp.py $(ARGS)
 
 lint: .venv/.stamp ## ruff (rules and format) and mypy
 	.venv/bin/ruff check .
@@ -48,7 +49,6 @@ format: .venv/.stamp ## let ruff put the code in shape
 	.venv/bin/ruff format .
 
 bench: .venv/.stamp ## what explaining costs beside a plain pass, the published way and other libraries: ratios in one run
-	.venv/bin/python benchmarks/attention_overhead.py $(ARGS)
 	.venv/bin/python benchmarks/performance.py --device cpu --json benchmarks/results/cpu.json
 	.venv/bin/python benchmarks/generated_tokens.py
 	.venv/bin/python benchmarks/shap_batches.py

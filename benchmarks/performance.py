@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", type=Path, help="where the rows are written, one after the other")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of the part `length`, in place of all")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9, help="of each way, in turn")
     parser.add_argument("--minutes", type=float, default=60, help="nothing more is begun after these")
     parser.add_argument("--flash", action="store_true", help="torch's flash attention, where it would choose cuDNN's")
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that everything runs")
