@@ -52,14 +52,12 @@ def test_batched_is_single(method, subject, dtype):
 
 
 @pytest.mark.parametrize("subject", cases.SUBJECTS)
-@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1)], ids=str)
-def test_order_of_a_batch_does_not_matter(subject, order):
+@pytest.mark.parametrize(("order", "size"), [((2, 1, 0), 3), ((1, 2, 0), 2)], ids=str)
+def test_order_of_a_batch_does_not_matter(subject, order, size):
+    """Turned round all together, and shifted by one in pairs: what stands beside an input is another one."""
     raws = models.inputs(subject)
-    ex = cases.explainer(subject)
-    shuffled = ex.explain([raws[i] for i in order], **cases.everything(subject))
-    pairs = ex.explain([raws[i] for i in order], **cases.everything(subject), batch_size=2)
-    for got in (shuffled, pairs):
-        cases.assert_all_alike({name: [part[order.index(i)] for i in range(3)] for name, part in got.items()}, subject)
+    got = cases.explainer(subject).explain([raws[i] for i in order], **cases.everything(subject), batch_size=size)
+    cases.assert_all_alike({name: [part[order.index(i)] for i in range(3)] for name, part in got.items()}, subject)
 
 
 @pytest.mark.parametrize("subject", cases.SUBJECTS)

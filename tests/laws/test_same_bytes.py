@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ def folders(tmp_path_factory):
     """Every explanation saved four times: twice here, once by a new process, once opened and saved again by it."""
     base = tmp_path_factory.mktemp("bytes")
     names = {name: base / name for name in ("first", "second", "elsewhere", "again", "another seed")}
-    another_process.save_all(names["first"])
+    another_process.save_all(names["first"], cases.batched)
     another_process.save_all(names["second"])
-    another_process.save_all(names["another seed"], seed=1)
+    another_process.save_all(names["another seed"], partial(another_process.made_anew, seed=1))
     subprocess.run(
         [sys.executable, "-m", "tests.laws.another_process", *(str(names[n]) for n in ("first", "elsewhere", "again"))],
         cwd=ROOT,

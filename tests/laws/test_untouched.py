@@ -97,7 +97,8 @@ def test_every_public_call(subject, implementation):
     ex.methods()
     users.assert_untouched()
     able = [method for method in cases.METHODS if cases.applies(method, subject)]
-    for method in cases.with_few(cases.METHODS):
+    # one by one for one of the two: a method does not know which kernel the model runs with
+    for method in cases.with_few(cases.METHODS) if implementation == "sdpa" else ():
         if method.name in able:
             ex.explain(users.inputs[0], method=method)
         else:
