@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from clearhead.errors import ClearheadWarning
 from clearhead.recording import fused
 from clearhead.recording.fused import Fused
 from clearhead.recording.masks import Described, Facts
@@ -120,11 +121,13 @@ def test_what_keeps_to_its_window_is_proven(
 @pytest.mark.parametrize("how", WRONG)
 def test_what_does_not_is_not_trusted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, WRONG[how])
-    assert not fused._windows(torch.bfloat16, 16, CPU)
+    with pytest.warns(ClearheadWarning, match="own windows cannot be used here"):
+        assert not fused._windows(torch.bfloat16, 16, CPU)
     assert fused.chosen(call(Described(asked("window", False)))) is None
 
 
 def test_what_does_not_run_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch)
     monkeypatch.setattr(fused, "aten", torch.ops.aten)  # there is no such operation for a CPU
-    assert not fused._windows(torch.bfloat16, 16, CPU)
+    with pytest.warns(ClearheadWarning, match="own windows cannot be used here .NotImplementedError"):
+        assert not fused._windows(torch.bfloat16, 16, CPU)

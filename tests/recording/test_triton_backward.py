@@ -15,6 +15,7 @@ from tests.recording.interpreted import COMPILED, DEVICE, INTERPRETED, apart, he
 
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
+from clearhead.errors import ClearheadWarning
 from clearhead.recording import fused, triton_backward
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.triton_backward import LONG, WAYS, Backward, Ways, described, laid
@@ -262,7 +263,8 @@ def not_there(call, weights):
 @pytest.mark.parametrize("run", [without_causality, without_numbers, not_compiled, not_there])
 def test_kernels_that_are_wrong_are_not_trusted(run, monkeypatch):
     assert proof(monkeypatch, formulas)
-    assert not proof(monkeypatch, run)
+    with pytest.warns(ClearheadWarning, match="beside the gradients cannot be used here .*torch's backward"):
+        assert not proof(monkeypatch, run)
 
 
 def test_a_full_gpu_proves_nothing(monkeypatch):

@@ -7,7 +7,7 @@ usual way, so that it is proven before it is trusted.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend
 
 from clearhead.recording.masks import Described, Facts
+from clearhead.recording.proofs import by_formula, holds
 from clearhead.recording.tiles import Gradients
 
 if TYPE_CHECKING:
@@ -162,16 +163,12 @@ def _says_lse(backend: SDPBackend, dtype: torch.dtype, width: int, device: torch
 
 @cache
 def _windows(dtype: torch.dtype, width: int, device: torch.device) -> bool:
-    """Whether flash attention gives with windows what the formula gives, backward and where heads share keys, too.
+    """Whether flash attention gives with windows what the formula gives, backward and where heads share keys, too."""
 
-    Where it does not run, there is the attention that the model runs with.
-    """
-    try:
+    def agree() -> bool:
         return all(_agrees(Facts(None, *window), dtype, width, device) for window in ((37, 0), (20, 9), (None, 0)))
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        return False
+
+    return holds(agree, "flash attention's own windows", "the attention that the model runs with takes their place")
 
 
 def _agrees(window: Facts, dtype: torch.dtype, width: int, device: torch.device) -> bool:
@@ -185,24 +182,3 @@ def _agrees(window: Facts, dtype: torch.dtype, width: int, device: torch.device)
     pairs = zip(found, (exact.output, *exact.gradients), strict=True)
     near = all(float((one - other).norm() / other.norm()) < 2e-2 for one, other in pairs)
     return near and bool((saved[1] - exact.lse).abs().max() < 1e-2)
-
-
-class Exact(NamedTuple):
-    """What kernels are proven against. product: A ⊙ ∂y/∂A"""
-
-    output: Float[Tensor, "batch head query width"]
-    gradients: Gradients
-    lse: Float[Tensor, "batch head query"]
-    product: Float[Tensor, "batch head query key"]
-
-
-def by_formula(query: Tensor, key: Tensor, value: Tensor, slope: Tensor, seen: Tensor | None) -> Exact:
-    """In float64, without autograd: this may be in the middle of a layer that is computed twice."""
-    shared, group, scale = key.shape[1], query.shape[1] // key.shape[1], query.shape[3] ** -0.5
-    q, k, v, g = (part.double() for part in (query, *(p.repeat_interleave(group, 1) for p in (key, value)), slope))
-    scores = q @ k.mT * scale
-    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
-    attention, into = scores.softmax(-1), g @ v.mT
-    steep = attention * (into - (attention * into).sum(-1, keepdim=True)) * scale
-    dk, dv = (part.unflatten(1, (shared, group)).sum(2) for part in (steep.mT @ q, attention.mT @ g))
-    return Exact(attention @ v, (steep @ k, dk, dv), scores.logsumexp(-1), attention * into)

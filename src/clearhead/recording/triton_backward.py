@@ -5,17 +5,17 @@ Against torch's backward and the push after it, which rebuild the same maps twic
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 from jaxtyping import Float
 from torch import Tensor
-from triton.errors import TritonError
 
 from clearhead.recording import triton_walks as kernels
-from clearhead.recording.fused import HALF, by_formula
+from clearhead.recording.fused import HALF
+from clearhead.recording.proofs import by_formula, holds
 from clearhead.recording.tiles import Gradients
 from clearhead.recording.triton_sums import Blocks
 
@@ -202,16 +202,10 @@ def _strides(*parts: Tensor) -> Iterable[int]:
 
 @cache
 def proven(ways: Ways, dtype: torch.dtype, width: int, causal: bool, ragged: bool, device: torch.device) -> bool:
-    """Whether the compiled kernels give, on this GPU, what the formulas give.
-
-    Where they do not, or do not compile, there are torch's backward and the push after it.
-    """
-    try:
-        return _agree(ways, dtype, width, causal, 300 if ragged else 384, device)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TritonError, ImportError):
-        return False
+    """Whether the compiled kernels give, on this GPU, what the formulas give."""
+    agree = partial(_agree, ways, dtype, width, causal, 300 if ragged else 384, device)
+    what = "Triton kernels that push a row beside the gradients"
+    return holds(agree, what, "torch's backward, and the push after it, take their place")
 
 
 def _agree(ways: Ways, dtype: torch.dtype, width: int, causal: bool, tokens: int, device: torch.device) -> bool:

@@ -1,18 +1,17 @@
 """Launches the kernels of `triton_tiles.py`: which blocks, and what they are told about the masks."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 import triton
 from jaxtyping import Float
 from torch import Tensor
-from triton.errors import TritonError
 
 from clearhead.recording import triton_tiles as kernels
+from clearhead.recording.proofs import by_formula, holds
 
 Of = Literal["attention", "product", "positive"]
 
@@ -188,23 +187,19 @@ class Rebuilt:
 
 @cache
 def proven(dtype: torch.dtype, width: int, value_width: int, device: torch.device) -> bool:
-    """Whether the compiled kernels give, on this GPU, what the formula gives: compilers have their bugs, and GPUs their
-    limits, too. Where they do not compile, torch tiles are there."""
-    try:
-        return _agree(dtype, width, value_width, device)
-    except (RuntimeError, TritonError) as problem:
-        warnings.warn(f"the Triton kernels do not run here ({problem}): torch tiles take their place", stacklevel=2)
-        return False
+    """Whether the compiled kernels give, on this GPU, what the formula gives."""
+    agree = partial(_agree, dtype, width, value_width, device)
+    return holds(agree, "Triton kernels", "torch tiles take their place")
 
 
 def _agree(dtype: torch.dtype, width: int, value_width: int, device: torch.device) -> bool:
     draw = torch.Generator(device).manual_seed(0)
     sizes = ((2, 300, width), (1, 300, width), (1, 300, value_width), (2, 300, value_width))
     query, key, value, gradient = (torch.randn(1, *size, generator=draw, device=device).to(dtype) for size in sizes)
-    hidden = torch.ones(300, 300, dtype=torch.bool, device=device).triu(1)
-    scores = (query.double() @ key.double().mT * width**-0.5).masked_fill(hidden, -torch.inf)
-    call = Rebuilt(query, key, value, gradient, scores.logsumexp(-1).float(), width**-0.5, causal=True)
-    cells = (scores.softmax(-1) * (gradient.double() @ value.double().mT)).clamp(min=0)
+    seen = torch.ones(300, 300, dtype=torch.bool, device=device).tril()
+    exact = by_formula(query, key, value, gradient, seen)
+    call = Rebuilt(query, key, value, gradient, exact.lse.float(), width**-0.5, causal=True)
+    cells = exact.product.clamp(min=0)
     weights = torch.rand(1, 300, generator=draw, device=device)
     pushed, summed = call.over_queries(weights, "positive"), call.over_keys("positive")
     gaps = ((pushed - torch.einsum("bi,bhij->bhj", weights.double(), cells)), (summed - cells.sum(-1)))
