@@ -53,7 +53,9 @@ class Plan:
         self.leaves = subject.leaves(self.batch)
         self.scores: Float[Tensor, "batch label"] | None = None
         self.values: Float[Tensor, " batch"] = torch.empty(0)
-        #: The same on the CPU, brought there before anything goes back.
+        #: The same on the CPU, brought there before anything goes back; unless nothing is said of this plan, as of one
+        #: of many points.
+        self.told = True
         self.logits: Float[Tensor, "batch label"] | None = None
         self.numbers: list[float] = []
         #: What holds while scores are made of the output, where the subject multiplies to make them.
@@ -123,8 +125,9 @@ class Plan:
             self.starting(number.unflatten(0, (self.steps, self.size)), made_of)
         self.values = self._narrow(number.detach())
         self.scores = None if self.scores is None else self._narrow(self.scores.detach())
-        self.logits = None if self.scores is None else self.scores.cpu()
-        self.numbers = self.values.tolist()
+        if self.told:
+            self.logits = None if self.scores is None else self.scores.cpu()
+            self.numbers = self.values.tolist()
         return number if self.steps == 1 else number.unflatten(0, (self.steps, self.size))
 
     def _narrow(self, part: Any) -> Any:

@@ -5,6 +5,7 @@ import torch
 
 from clearhead import InputError, Method, Refusal
 from clearhead.methods import REGISTRY
+from clearhead.recording.cached_tiles import CachedTiles
 from tests import models
 from tests.laws import cases, snapshot
 from tests.recording.whole import WholeMaps
@@ -16,15 +17,15 @@ def whole(variant: Method) -> bool:
     return name == "beyond-intuition-head" and options.get("perception", "head") == "head"
 
 
-def made_by(variant: str) -> str:
-    """What makes the maps of a method, where a kernel called "whole maps" makes sums, and layers may run twice."""
+def made_by(kernel: str, variant: str) -> str:
+    """What makes the maps of a method, where a kernel makes sums, and layers may run twice."""
     again = ", layers computed twice"
     if variant.startswith(("attention-gradcam", "attention-gradient")):  # no sum is enough for them
         return "torch tiles" + again
     if variant.startswith(("tam", "beyond-intuition")) and "feedback='none'" not in variant:
-        return "torch tiles and whole maps" + again  # the points on the path by tiles
+        return " and ".join(sorted(("torch tiles", kernel))) + again  # the points on the path by tiles
     nothing_back = variant.partition("(")[0] in ("attention", "rollout") or "feedback='none'" in variant
-    return "whole maps" + ("" if nothing_back else again)
+    return kernel + ("" if nothing_back else again)
 
 
 #: Every method that can be computed from tiles, with all its options.
@@ -66,11 +67,16 @@ def test_batched_and_padded_streaming_is_materialised_one_by_one(subject):
             cases.assert_alike(e, other, within, size)
 
 
-def test_sums_made_at_once_are_those_of_tiles():
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "within"),
+    [(WholeMaps(), torch.float64, 1e-9), (CachedTiles(), torch.float32, 1e-5)],
+    ids=["whole maps", "cached tiles"],
+)
+def test_sums_made_at_once_are_those_of_tiles(kernel, dtype, within):
     """Every method on a kernel that makes sums, where they are enough, is what it is on tiles."""
     raws = models.inputs("bert/classify")
-    ex, kernel = models.explainer("bert/classify"), WholeMaps()
-    ex.recorder.kernel = kernel
+    ex = models.explainer("bert/classify", dtype)
+    ex.recorder.kernel, ex.recorder.tile_rows = kernel, 5
     for name in STREAMING:
         methods = [variant for variant in VARIANTS if variant.name == name]
         per = "head" if REGISTRY[name].declaration.has_head_shares else None
@@ -79,8 +85,8 @@ def test_sums_made_at_once_are_those_of_tiles():
         for variant, parts in expected.items():
             size = max(abs(e.scores).max() for e in parts)
             for e, other in zip(found[variant], parts, strict=True):
-                assert e.certificate["kernel"] == f"streaming: {made_by(variant)}"
-                cases.assert_alike(e, other, 1e-9, size)
+                assert e.certificate["kernel"] == f"streaming: {made_by(kernel.name, variant)}"
+                cases.assert_alike(e, other, within, size)
 
 
 def test_in_float32():

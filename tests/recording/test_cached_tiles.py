@@ -10,11 +10,13 @@ import torch
 import clearhead
 from clearhead.recording import cached_tiles
 from clearhead.recording.cached_tiles import CachedTiles
+from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 from clearhead.recording.tiles import Tiles
 from tests import models
 from tests.recording import test_streaming as streaming
+from tests.subjects import test_encoder_decoder as encoder_decoder
 
 CASES = [name for name, own in streaming.CASES if own == "sdpa" and name != "position bias"]
 
@@ -99,7 +101,8 @@ def test_whatever_format_torch_makes_tensors_in(monkeypatch: pytest.MonkeyPatch)
     e = ex.explain("She hates the book because it isn't good")
     torch.set_default_dtype(torch.float64)
     try:
-        same = ex.explain("She hates the book because it isn't good")
+        with ThreadPoolExecutor(1) as thread:  # which has no room for tiles yet
+            same = thread.submit(ex.explain, "She hates the book because it isn't good").result()
     finally:
         torch.set_default_dtype(torch.float32)
     assert e.certificate["kernel"] == same.certificate["kernel"] == "streaming: cached tiles"
@@ -162,6 +165,42 @@ def test_they_are_chosen_where_sums_are_enough(monkeypatch: pytest.MonkeyPatch) 
     assert kernel(["generic"], kernel="materialised") == "materialised"
     with pytest.raises(clearhead.Refusal, match="kernel='triton' needs a GPU"):
         ex.explain(text, kernel="triton")
+
+
+@pytest.mark.parametrize(("first", "kernel"), [("generic", "materialised"), ("attention", "streaming: cached tiles")])
+def test_streams_that_look_at_each_other_share_one_pass(first: str, kernel: str, monkeypatch: Any) -> None:
+    """A method has another rule for them than for one stream, and whether sums are enough for it is that rule's."""
+    monkeypatch.setattr("clearhead.kernels.SUMS_FROM", 2)
+    ex = encoder_decoder.explainer("bart")
+    ex.subject.model.float().set_attn_implementation("sdpa")
+    given: dict[str, Any] = {"method": [first, "saliency"], "answer": encoder_decoder.ANSWERS}
+    given["target"] = clearhead.Generated(1)
+    ex.explain(encoder_decoder.SOURCES, **given)
+    passes: list[Any] = []
+    run = Recorder.run
+    monkeypatch.setattr(Recorder, "run", lambda self, *args, **how: passes.append(how) or run(self, *args, **how))
+    found = ex.explain(encoder_decoder.SOURCES, **given)
+    assert len(passes) == 1 and found[first][0]["source"].certificate["kernel"] == kernel
+
+
+@pytest.mark.parametrize("rows", [3, None])
+def test_a_query_that_sees_nothing_has_no_attention(rows: int | None) -> None:
+    """As in torch's kernel, whatever else is asked for: by a mask of the caller's, the row that is read is padding."""
+    ex = models.explainer("modernbert/classify", torch.float32)
+    model = ex.subject.model
+    model.set_attn_implementation("sdpa")
+    ex.recorder.tile_rows = rows
+    ids = torch.randint(5, 40, (2, 20), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones_like(ids)
+    seen[1, :12] = 0
+    vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+    logit = model(inputs_embeds=vectors, attention_mask=seen).logits[1, 1]
+    true = torch.autograd.grad(logit, vectors)[0][1].norm(dim=-1).numpy()
+    for method in (["saliency"], ["saliency", "generic"]):
+        given = {"input_ids": ids, "attention_mask": seen}
+        found = ex.explain(given, method, target=1, kernel="streaming")["saliency"][1]
+        assert found.certificate["kernel"] == "streaming: cached tiles"
+        assert abs(found.scores - true).max() <= 1e-5 * true.max()
 
 
 def test_a_batch_of_many_tokens_together_is_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.recording.interpreted import COMPILED, DEVICE, INTERPRETED, apart, he
 pytest.importorskip("triton", reason="Triton is for Linux, and comes with torch for CUDA")
 
 from clearhead.errors import ClearheadWarning
-from clearhead.recording import fused, triton_backward
+from clearhead.recording import fused, triton_backward, triton_kernel
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.triton_backward import LONG, WAYS, Backward, Ways, described, laid
 from clearhead.recording.triton_kernel import TritonKernel
@@ -273,6 +273,33 @@ def test_a_full_gpu_proves_nothing(monkeypatch):
 
     with pytest.raises(torch.OutOfMemoryError):
         proof(monkeypatch, full)
+
+
+@pytest.mark.parametrize("name", ["takes", "backward", "reduced"])
+def test_kernels_are_launched_where_their_tensors_are(name, monkeypatch):
+    """A model may have several GPUs, and Triton launches on the current one."""
+    chosen = []
+
+    class Chosen:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            chosen.append(self.device)
+
+        def __exit__(self, *_):
+            chosen.append(None)
+
+    monkeypatch.setattr(torch.cuda, "device", Chosen)
+    query = SimpleNamespace(is_cuda=True, device="cuda:1")
+
+    def seen(self, call):
+        assert chosen == ["cuda:1"] and call.query is query
+        return "done"
+
+    method = triton_kernel._there(seen)
+    assert method(TritonKernel(), SimpleNamespace(query=query)) == "done" and chosen == ["cuda:1", None]
+    assert getattr(TritonKernel, name).__code__ is method.__code__
 
 
 def test_only_one_row_of_all_heads_is_made_beside(monkeypatch):

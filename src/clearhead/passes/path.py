@@ -197,6 +197,7 @@ class Way:
             targets = [[self.targets[step * size + i] for step in range(steps)] for i in range(size)]
             given, seed, tiles = self.plan.given * points, self.plan.seed, self.plan.streaming
             self.plans[points] = Plan(self.plan.subject, given, targets * points, seed, tiles)
+            self.plans[points].told = False
         return self.plans[points]
 
     def _shows(self, fold: PathFold, call: Call | Place) -> bool:

@@ -96,22 +96,43 @@ class _Sample:
         heads = len(self.query)
         self.key, self.value = each_head(call.key[i], heads), each_head(call.value[i], heads)
 
-    def tile(
-        self, heads: slice, rows: slice, keys: slice, mask: Tensor | None, at: slice, room: Float[Tensor, "3 cell"]
-    ) -> _Tile:
-        """mask: batch head query key, is added to the scores of the keys `at` these places"""
+    def tile(self, heads: slice, rows: slice, keys: slice, seen: "_Seen", room: Float[Tensor, "3 cell"]) -> _Tile:
         query, key, value = self.query[heads, rows], self.key[heads, keys], self.value[heads, keys]
         shape = len(query), query.shape[1], key.shape[1]
         maps, slope, spare = (part[: math.prod(shape)].view(shape) for part in room)
         maps.baddbmm_(query, key.mT, beta=0, alpha=self.scale)
-        if mask is not None:
-            own = mask[self.i if len(mask) > 1 else 0]
-            maps[:, :, at] += own[heads] if len(own) > 1 else own
+        if seen.mask is not None:
+            maps[:, :, seen.at] += self._own(seen.mask, heads)
         torch.softmax(maps, -1, out=maps)
+        if seen.some is not None:
+            maps *= self._own(seen.some, heads)
         if self.gradient is None:
             return _Tile(heads, rows, keys, maps, None, spare)
         torch.bmm(self.gradient[heads, rows], value.mT, out=slope)
         return _Tile(heads, rows, keys, maps, slope, spare)
+
+    def _own(self, part: Float[Tensor, "batch some query key"], heads: slice) -> Float[Tensor, "head query key"]:
+        own = part[self.i if len(part) > 1 else 0]
+        return own[heads] if len(own) > 1 else own
+
+
+@dataclass
+class _Seen:
+    """What some queries see. mask: is added to the scores of the keys `at` these places. some: zero for a query that
+    sees nothing, where there is one: torch's kernel has no attention there, where a softmax would make it uniform."""
+
+    mask: Float[Tensor, "batch some query key"] | None
+    at: slice
+    some: Float[Tensor, "batch some query 1"] | None
+
+    @classmethod
+    def of(cls, call: Streamed, rows: slice, keys: slice) -> "_Seen":
+        # of causal attention, all that comes before the first of these queries is seen by each of them
+        masked = slice(rows.start, keys.stop) if call.causal else keys
+        seen = None if call.causal else call.seen(rows, keys)
+        some = None if seen is None else seen.any(-1, keepdim=True)
+        at = slice(masked.start - keys.start, masked.stop - keys.start)
+        return cls(call.added(rows, masked, torch.float32), at, None if some is None or some.all() else some.float())
 
 
 class _Gradients:
@@ -173,14 +194,11 @@ def _tiles(call: Streamed, samples: Sequence[_Sample]) -> Iterator[tuple[_Sample
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
         keys = call.span(rows)
-        # of causal attention, all that comes before the first of these queries is seen by each of them
-        masked = slice(rows.start, keys.stop) if call.causal else keys
-        mask = call.added(rows, masked, torch.float32)
-        at = slice(masked.start - keys.start, masked.stop - keys.start)
+        seen = _Seen.of(call, rows, keys)
         some = max(1, CELLS // (size * (keys.stop - keys.start)))
         for sample in samples:
             for head in range(0, heads, some):
-                yield sample, sample.tile(slice(head, min(head + some, heads)), rows, keys, mask, at, room)
+                yield sample, sample.tile(slice(head, min(head + some, heads)), rows, keys, seen, room)
 
 
 class _Sum:
@@ -195,6 +213,8 @@ class _Sum:
         else:
             count = wanted.rows.shape[1]
             self.total = call.query.new_zeros(batch, apart if count == 1 else 1, count, keys)
+        self.last = max(self.chosen)
+        self.mean: Tensor | None = None
 
     def add(self, i: int, tile: _Tile) -> None:
         places = [place for place, head in enumerate(self.chosen) if tile.heads.start <= head < tile.heads.stop]
@@ -210,5 +230,9 @@ class _Sum:
         weights = rows[i, :, tile.rows].float() / len(self.chosen)
         if len(weights) == 1:
             total[into, :, tile.keys] += weights.expand(len(maps), 1, -1) @ maps
-        else:
-            total[0, :, tile.keys] += weights @ maps.sum(0)
+            return
+        # as many rows as queries take as long as the maps themselves: all heads together, once
+        self.mean = maps.sum(0) if self.mean is None else self.mean.add_(maps.sum(0))
+        if self.last < tile.heads.stop:
+            total[0, :, tile.keys] += weights @ self.mean
+            self.mean = None

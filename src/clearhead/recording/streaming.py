@@ -217,14 +217,14 @@ class Streamed:
 
     def added(self, rows: slice, keys: slice, dtype: torch.dtype) -> Float[Tensor, "batch 1 query key"] | None:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
-        seen = self._seen(rows, keys)
+        seen = self.seen(rows, keys)
         if seen is None:
             return None if self.mask is None else self.cut(self.mask, rows, keys)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
         least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, least)
 
-    def _seen(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"] | None:
+    def seen(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"] | None:
         """Which of these keys these queries see; None where that is not said in so many words."""
         if self.causal:
             at, there = (torch.arange(part.start, part.stop, device=self.query.device) for part in (rows, keys))
@@ -249,7 +249,7 @@ class Streamed:
             return slice(0, min(rows.stop, every.stop))
         if isinstance(self.mask, Described):
             return self.mask.span(rows)
-        seen = self._seen(rows, every)
+        seen = self.seen(rows, every)
         return every if seen is None else span_of(seen)
 
 

@@ -7,9 +7,11 @@ beside its gradients (`triton_backward.py`). Our sums, and those gradients, are 
 gradients are, where torch is told to be deterministic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -22,13 +24,29 @@ from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.triton_sums import WIDEST, Rebuilt, proven
 from clearhead.recording.whole_maps import KNOWN
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
+
+
+def _there(
+    method: Callable[Concatenate["TritonKernel", Streamed, P], T],
+) -> Callable[Concatenate["TritonKernel", Streamed, P], T]:
+    """Triton launches on the GPU that is the current one, wherever its tensors are: a model may have several."""
+
+    @wraps(method)
+    def run(self: "TritonKernel", call: Streamed, *more: P.args, **named: P.kwargs) -> T:
+        with torch.cuda.device(call.query.device) if call.query.is_cuda else nullcontext():
+            return method(self, call, *more, **named)
+
+    return run
 
 
 class TritonKernel:
     name = "triton"
 
+    @_there
     def takes(self, call: Streamed, reductions: Sequence[Reduce]) -> bool:
         query, key, value = call.query, call.key, call.value
         told = {name for name, part in call.more.items() if part is not None} <= KNOWN
@@ -49,6 +67,7 @@ class TritonKernel:
         saved = kernel.forward(call.query, call.key, call.value)
         return saved[0].transpose(1, 2), saved
 
+    @_there
     def backward(
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
     ) -> tuple[Gradients, list[Tensor]]:
@@ -59,13 +78,15 @@ class TritonKernel:
             assert rows is not None
             gradients, push = triton_backward.of_call(call, slope)(rows[:, 0])
             sums = self.reduced(call, gradient, [*reductions[:beside], *reductions[beside + 1 :]])
-            return gradients, [*sums[:beside], _of_mean(push), *sums[beside:]]
+            sums.insert(beside, _of_mean(push))
+            return gradients, sums
         if call.saved:
             gradients = fused.ran(call).backward(slope, call.query, call.key, call.value, call.saved)
         else:
             gradients = pieces.gradients(call, gradient)
         return gradients, self.reduced(call, gradient, reductions)
 
+    @_there
     def reduced(
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"] | None, reductions: Sequence[Reduce]
     ) -> list[Tensor]:

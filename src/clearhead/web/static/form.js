@@ -82,6 +82,7 @@ export class Form {
   }
 
   showInputs() {
+    if (!this.about) return;  // the model chosen last could not be opened
     const own = !(this.about.examples && id("use-example").checked), { takes } = this.about;
     id("texts").hidden = !(own && takes.includes("text"));
     id("pictures").hidden = !(own && takes.includes("image"));
