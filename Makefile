@@ -50,6 +50,7 @@ format: .venv/.stamp ## let ruff put the code in shape
 
 bench: .venv/.stamp ## what explaining costs beside a plain pass, the published way and other libraries: ratios in one run
 	.venv/bin/python benchmarks/performance.py --device cpu --json benchmarks/results/cpu.json
+	.venv/bin/python benchmarks/compiled_tiles.py
 	.venv/bin/python benchmarks/generated_tokens.py
 	.venv/bin/python benchmarks/shap_batches.py
 	.venv/bin/python benchmarks/memory_budget.py --inputs 32
