@@ -171,8 +171,9 @@ def test_they_are_chosen_where_sums_are_enough(monkeypatch: pytest.MonkeyPatch) 
 def test_streams_that_look_at_each_other_share_one_pass(first: str, kernel: str, monkeypatch: Any) -> None:
     """A method has another rule for them than for one stream, and whether sums are enough for it is that rule's."""
     monkeypatch.setattr("clearhead.kernels.SUMS_FROM", 2)
-    ex = encoder_decoder.explainer("bart")
-    ex.subject.model.float().set_attn_implementation("sdpa")
+    model = encoder_decoder.made("bart").float()
+    model.set_attn_implementation("sdpa")
+    ex = clearhead.load(model, encoder_decoder.WORDS)
     given: dict[str, Any] = {"method": [first, "saliency"], "answer": encoder_decoder.ANSWERS}
     given["target"] = clearhead.Generated(1)
     ex.explain(encoder_decoder.SOURCES, **given)

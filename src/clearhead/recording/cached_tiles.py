@@ -214,7 +214,7 @@ class _Sum:
             count = wanted.rows.shape[1]
             self.total = call.query.new_zeros(batch, apart if count == 1 else 1, count, keys)
         self.last = max(self.chosen)
-        self.mean: Tensor | None = None
+        self.joined: Tensor | None = None
 
     def add(self, i: int, tile: _Tile) -> None:
         places = [place for place, head in enumerate(self.chosen) if tile.heads.start <= head < tile.heads.stop]
@@ -232,7 +232,7 @@ class _Sum:
             total[into, :, tile.keys] += weights.expand(len(maps), 1, -1) @ maps
             return
         # as many rows as queries take as long as the maps themselves: all heads together, once
-        self.mean = maps.sum(0) if self.mean is None else self.mean.add_(maps.sum(0))
+        self.joined = maps.sum(0) if self.joined is None else self.joined.add_(maps.sum(0))
         if self.last < tile.heads.stop:
-            total[0, :, tile.keys] += weights @ self.mean
-            self.mean = None
+            total[0, :, tile.keys] += weights @ self.joined
+            self.joined = None
