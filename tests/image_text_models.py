@@ -208,23 +208,29 @@ TEMPLATE = (
 )
 
 
+def _pictures(kind: str, **how: Any) -> Any:
+    """An image processor that needs no torchvision: it has a name of its own since transformers' plain one does."""
+    name = f"{kind}ImageProcessor"
+    return getattr(transformers, f"{name}Pil", getattr(transformers, name))(**how)
+
+
 @cache
 def processor(kind: str) -> Any:
     if kind == "llava":
-        pictures = transformers.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+        pictures = _pictures("CLIP", size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
         how = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
         return transformers.LlavaProcessor(pictures, copy.deepcopy(tokenizer()), chat_template=TEMPLATE, **how)
     if kind == "paligemma":
-        pictures = transformers.SiglipImageProcessorPil(size={"height": 16, "width": 16})
+        pictures = _pictures("Siglip", size={"height": 16, "width": 16})
         pictures.image_seq_length = 16
         return transformers.PaliGemmaProcessor(pictures, _knowing(image_token=IMAGE))
     if kind == "gemma3":
-        pictures = transformers.Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+        pictures = _pictures("Gemma3", size={"height": 16, "width": 16})
         known = _knowing(image_token=IMAGE, boi_token="<boi>", eoi_token="<eoi>")
         return transformers.Gemma3Processor(pictures, known, image_seq_length=4)
     if kind == "idefics3":
         size = {"longest_edge": 16}
-        pictures = transformers.Idefics3ImageProcessorPil(do_image_splitting=False, size=size, max_image_size=size)
+        pictures = _pictures("Idefics3", do_image_splitting=False, size=size, max_image_size=size)
         known = _knowing(image_token=IMAGE, fake_image_token=_AROUND[2], global_image_token=_AROUND[3])
         return transformers.Idefics3Processor(pictures, known, image_seq_len=4)
     return RowsProcessor()
@@ -246,8 +252,12 @@ class RowsProcessor:
 
     def __init__(self) -> None:
         self.tokenizer = copy.deepcopy(tokenizer())
-        self.image_processor = transformers.Qwen2VLImageProcessorPil(
-            patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 64, "longest_edge": 4096}
+        self.image_processor = _pictures(
+            "Qwen2VL",
+            patch_size=4,
+            merge_size=2,
+            temporal_patch_size=2,
+            size={"shortest_edge": 64, "longest_edge": 4096},
         )
 
     def __call__(self, text: list[str], images: list[Any], return_tensors: str, **how: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import clearhead
 from clearhead.errors import InputError, Refusal
+from tests import models
 from tests import original_models as original
 from tests.models import text_model
 
@@ -79,6 +80,8 @@ def test_timm_names(tmp_path: Path, family: str, pool: str, architecture: str, w
 
 @pytest.mark.parametrize("pool", ["token", "dist", "avg"])
 def test_a_converted_model_is_explained(tmp_path: Path, pool: str) -> None:
+    if pool == "avg":
+        models.skip_if_not_yet("beit")  # which a mean over patches becomes
     weights = single(original.spread(original.VisionTransformer(pool)).state_dict())
     converted(tmp_path, weights, "deit", labels=LABELS)
     e = clearhead.load(str(tmp_path / "made")).explain((picture(20)[0].permute(1, 2, 0) * 60 + 120).byte().numpy())

@@ -122,8 +122,11 @@ def test_what_follows_the_end_of_a_text_weighs_heads_in_beyond_intuitions_clip()
     found = clips.listed(ex.explain(inputs, "beyond-intuition-head", profile="bi_clip_h"))
     twin = copy.deepcopy(ex.subject.model)
     twin.set_attn_implementation("eager")
-    output = twin(**inputs | {"pixel_values": inputs["pixel_values"].double()}, output_attentions=True)
-    last = output.text_model_output.attentions[-1]
+    kept: list[torch.Tensor] = []
+    # In transformers 5.0 CLIP does not return the attention of its layers; the layers do.
+    twin.text_model.encoder.layers[-1].self_attn.register_forward_hook(lambda *call: kept.append(call[-1][1]))
+    output = twin(**inputs | {"pixel_values": inputs["pixel_values"].double()})
+    (last,) = kept
     (gradient,) = torch.autograd.grad(output.logits_per_image.diagonal().sum(), last)
     for e, ids, maps, wishes in zip(found, inputs["input_ids"], last.detach(), gradient, strict=True):
         end = int(ids.argmax())

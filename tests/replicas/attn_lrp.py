@@ -13,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from tests.replicas.weights import weights
+
 Forward = Callable[["Made", Tensor], Tensor]
 
 
@@ -47,7 +49,7 @@ class Made:
     """The parts that models are made of, by the names of their weights."""
 
     def __init__(self, model: Any) -> None:
-        self.weights = {name: part.detach().double() for name, part in model.state_dict().items()}
+        self.weights = weights(model)
         self.config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         self.softmaxes: list[tuple[Tensor, Tensor]] = []
 

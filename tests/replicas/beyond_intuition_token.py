@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch.nn import functional
 
 from tests.replicas.passes import Seen
+from tests.replicas.weights import weights
 
 Matrix = Float[np.ndarray, "row unit"]
 
@@ -19,8 +21,12 @@ def transported(model: Any, seen: Seen, layer: int) -> list[float]:
         block = model.bert.encoder.layer[layer]
         values, project = block.attention.self.value(z), block.attention.output.dense.weight
     else:
-        block = model.vit.layers[layer]
-        values, project = block.attention.v_proj(block.layernorm_before(z)), block.attention.o_proj.weight
+        known, at = weights(model), f"vit.layers.{layer}"
+        norm, value = (
+            (known[f"{at}.{of}.weight"], known[f"{at}.{of}.bias"]) for of in ("layernorm_before", "attention.v_proj")
+        )
+        normed = functional.layer_norm(z, z.shape[-1:], *norm, model.config.layer_norm_eps)
+        values, project = functional.linear(normed, *value), known[f"{at}.attention.o_proj.weight"]
     taken = (values @ project.T).detach().numpy()
     return [float(np.linalg.norm(taken[j]) / np.linalg.norm(seen.hidden[layer][j])) for j in range(seen.units)]
 

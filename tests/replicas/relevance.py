@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from tests.replicas.weights import weights
+
 EPS = 1e-9
 
 
@@ -75,7 +77,7 @@ class Walk:
     """The forward pass of one model, kept operation by operation."""
 
     def __init__(self, model: Any, variant: str) -> None:
-        self.weights = {name: part.detach().double().numpy() for name, part in model.state_dict().items()}
+        self.weights = {name: part.numpy() for name, part in weights(model).items()}
         self.config, self.variant = model.config, variant
 
     def weight(self, name: str) -> np.ndarray:

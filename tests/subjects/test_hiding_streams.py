@@ -128,7 +128,8 @@ def test_batched_is_single_where_streams_meet(name: str) -> None:
 def test_a_text_is_not_ended_where_it_goes_on() -> None:
     """CLIP reads a text at the token that ends it: that cannot stand for an absent word."""
     ex, picture, *_ = seen()
-    with pytest.raises(clearhead.InputError, match="end of a text, at which CLIPTextModel is read"):
+    tower = type(ex.subject.texts.model).__name__
+    with pytest.raises(clearhead.InputError, match=f"end of a text, at which {tower} is read"):
         ex.explain(text=TEXT, image=picture, method=Method("occlusion", replacement="eos"))
 
 

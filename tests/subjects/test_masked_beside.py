@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import clearhead
 from clearhead import InputError, MaskedWord
@@ -97,6 +98,8 @@ def test_batched_is_single(name: str) -> None:
 
 def test_a_mask_that_only_the_whole_configuration_knows() -> None:
     """ModernVBERT has a configuration for its texts, and here no tokenizer."""
+    if not hasattr(transformers, "ModernVBertForMaskedLM"):
+        pytest.skip("this transformers has no ModernVBert")
     ex = clearhead.load(build("ModernVBertForMaskedLM"))
     e = ex.explain({"input_ids": torch.tensor([[7, 8, MASK, 9]])})
     assert e.certificate["readout"] == "mask" and e.certificate["readout_checked"]

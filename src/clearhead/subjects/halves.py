@@ -162,6 +162,10 @@ class PatchedHalf(ImageHalf):
 
     NAMES = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
 
+    def accepts(self, argument: str) -> bool:
+        # In transformers 5.0 the tower itself knows the mask as attention_mask; the model around it does not.
+        return argument in self.NAMES
+
     def example(self) -> Any:
         side = 4
         patch = self.channels * self.patch_size[0] * self.patch_size[1]
