@@ -75,7 +75,7 @@ class Pass:
 
     def fetch(self) -> None:
         """Bring the scores to the CPU, and leave none where they were made; this waits for a GPU that is at work."""
-        self.made = [{stream: part.cpu(self.heads) for stream, part in parts.items()} for parts in self.made]
+        self.made = [{stream: part.cpu() for stream, part in parts.items()} for parts in self.made]
         self.here = True
 
     @property

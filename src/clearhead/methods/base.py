@@ -105,13 +105,13 @@ class Scores:
     #: What was chosen for each sample where the caller left it open, for the provenance: what stands for hidden units.
     chosen: dict[str, list[str]] | None = None
 
-    def cpu(self, heads: bool) -> "Scores":
-        """The same on the CPU, with the heads' shares or without."""
+    def cpu(self) -> "Scores":
+        """The same on the CPU."""
         return replace(
             self,
             scores=self.scores.cpu(),
             per_layer=None if self.per_layer is None else self.per_layer.cpu(),
-            per_head=self.per_head.cpu() if heads and self.per_head is not None else None,
+            per_head=None if self.per_head is None else self.per_head.cpu(),
             base_value=None if self.base_value is None else self.base_value.cpu(),
             factors=None if self.factors is None else {name: part.cpu() for name, part in self.factors.items()},
             checks=None if self.checks is None else {name: part.cpu() for name, part in self.checks.items()},
