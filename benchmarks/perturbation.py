@@ -228,8 +228,16 @@ def compared(ours: dict[str, Any], theirs: dict[str, Any], our_curves: Curves, t
     assert ours["judged"] == ours["distinct"], "an altered picture went through the model twice"
     count, seconds = theirs["notes"][-1]["pictures"], theirs["notes"][-1]["seconds"]
     same = next(note["seconds"] for note in ours["notes"] if note["pictures"] >= count)
-    gap = max(float(np.abs(np.subtract(own, our_curves[key])).max()) for key, own in their_curves.items())
-    return {"pictures": count, "clearhead": same, "authors": seconds, "ratio": seconds / same, "gap": gap}
+    gaps = {key: float(np.abs(np.subtract(own, our_curves[key])).max()) for key, own in their_curves.items()}
+    found = {"pictures": count, "clearhead": same, "authors": seconds, "ratio": seconds / same}
+    return found | {"gap": max(gaps.values()), "worst": max(gaps, key=lambda key: gaps[key])} | _apart(gaps)
+
+
+def _apart(gaps: dict[str, float]) -> dict[str, Any]:
+    """How many curves lie apart. The controls take units away in an order that nothing computes: where theirs are
+    equal, both ways judge the same class, and what lies apart lost its units in another order."""
+    controls = max(gap for key, gap in gaps.items() if key.split("/")[0] in CONTROLS)
+    return {"curves": len(gaps), "apart": sum(gap > 1e-3 for gap in gaps.values()), "gap of controls": controls}
 
 
 def main() -> None:

@@ -43,6 +43,15 @@ class Flash:
         none = torch.empty(0)
         return output.to(query.dtype), lse.float(), none, none, none
 
+    def _scaled_dot_product_flash_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float
+    ) -> tuple[Tensor | None, ...]:
+        whole = (part.transpose(1, 2) for part in (query, key, value))
+        how = {"scale": scale, "window_size_left": -1, "window_size_right": 0 if is_causal else -1}
+        sizes = (None, None, query.shape[2], key.shape[2])
+        output, lse, *none = self._flash_attention_forward(*whole, *sizes, 0.0, False, False, **how)
+        return output.transpose(1, 2), lse, None, None, None, None, *none
+
     def _flash_attention_backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
         cum_seq_q: None, cum_seq_k: None, max_q: int, max_k: int, dropout_p: float, is_causal: bool,
@@ -73,5 +82,6 @@ def allow(monkeypatch: Any, flash: Flash | None = None) -> Flash:
     flash = flash or Flash()
     monkeypatch.setattr(fused, "aten", flash)
     monkeypatch.setattr(fused, "can_use_flash_attention", lambda asked: True)
-    monkeypatch.setattr(fused, "_windows", cache(fused._windows.__wrapped__))  # proven anew
+    for proof in ("_windows", "_says_lse"):  # proven anew
+        monkeypatch.setattr(fused, proof, cache(getattr(fused, proof).__wrapped__))
     return flash

@@ -131,3 +131,12 @@ def test_what_does_not_run_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fused, "aten", torch.ops.aten)  # there is no such operation for a CPU
     with pytest.warns(ClearheadWarning, match="own windows cannot be used here .NotImplementedError"):
         assert not fused._windows(torch.bfloat16, 16, CPU)
+
+
+@pytest.mark.parametrize("how", ["right", "to the base 2", "a key ahead"])
+def test_a_log_sum_exp_is_proven(how: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    allow(monkeypatch, WRONG.get(how))
+    assert fused._says_lse(fused.FLASH, torch.bfloat16, 16, CPU) == (how == "right")
+    told = [str(one.message) for one in recwarn if issubclass(one.category, ClearheadWarning)]
+    assert len(told) == (how != "right")
+    assert all(one.startswith("the log-sum-exp of flash attention cannot be used here") for one in told)
