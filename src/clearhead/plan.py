@@ -82,14 +82,13 @@ class Plan:
     @cached_property
     def readouts(self) -> "dict[str, Float[Tensor, 'batch 1 unit']]":
         weights = {
-            stream: torch.zeros(len(self.samples), 1, max(len(sample.axes[stream]) for sample in self.samples))
+            stream: np.zeros((len(self.samples), 1, max(len(sample.axes[stream]) for sample in self.samples)))
             for stream in self.samples[0].axes
         }
-        weights = {stream: part.to(self.dtype) for stream, part in weights.items()}
         for i, (sample, target) in enumerate(zip(self.samples, self.targets, strict=True)):
             for stream, rows in self.subject.readouts(sample, target).items():
-                weights[stream][i, 0, list(rows)] = torch.tensor(list(rows.values()), dtype=self.dtype)
-        return {stream: part.to(self.subject.device) for stream, part in weights.items()}
+                weights[stream][i, 0, list(rows)] = list(rows.values())
+        return {s: torch.from_numpy(part).to(self.dtype).to(self.subject.device) for s, part in weights.items()}
 
     @property
     def rows(self) -> Rows | None:
@@ -182,22 +181,10 @@ class Plan:
         return {stream: self._frame(stream) for stream in self.samples[0].axes}
 
     def _frame(self, stream: str) -> Frame:
-        readout, device = self.readouts[stream], self.subject.device
-        axes = [sample.axes[stream] for sample in self.samples]
-        shape = len(axes), readout.shape[2]
-        valid, special = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        places = np.zeros((*shape, axes[0].places.shape[1]))
-        for i, axis in enumerate(axes):
-            here = i, slice(0, len(axis))
-            valid[here], special[here], places[here] = True, axis.special, axis.places
-        return Frame(
-            readout=readout,
-            valid=torch.from_numpy(valid).to(device),
-            seeds=self.seeds,
-            places=torch.from_numpy(places).to(readout.dtype).to(device),
-            stream=stream,
-            special=torch.from_numpy(special).to(device),
-        )
+        readout, axes = self.readouts[stream], tuple(sample.axes[stream] for sample in self.samples)
+        lengths = torch.tensor([len(axis) for axis in axes])
+        valid = torch.arange(readout.shape[2]) < lengths[:, None]
+        return Frame(readout, valid.to(readout.device), self.seeds, axes, stream=stream)
 
 
 class Reading:

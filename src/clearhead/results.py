@@ -185,17 +185,18 @@ class _Axis:
 
     def arrays(self, units: Units, at: "slice | list[int]") -> dict[str, Any]:
         part, i = self.parts[0]
-        matrix = None
+        alone, matrix = len(self.parts) == 1, None
         if self.every_row:
             matrix = self._whole(part.scores[i], self.lengths[0])
             matrix = self._whole(matrix.mT, self.lengths[0]).mT
             row = (self.readout.to(matrix.dtype) @ matrix)[0]
             matrix = matrix[:, at]
+        elif alone:
+            row = self._whole(part.scores[i, 0], self.lengths[0])
         else:
             pairs = zip(self.parts, self.lengths, strict=True)
             rows = torch.stack([self._whole(part.scores[i, 0], length) for (part, i), length in pairs])
-            row, matrix = rows.sum(0), rows[:, at] if len(rows) > 1 else None
-        alone = len(self.parts) == 1
+            row, matrix = rows.sum(0), rows[:, at]
         return {
             "scores": self._finished(_array(row[at]), units, at),
             "matrix": None if matrix is None else self._finished(_array(matrix), units, at),

@@ -153,7 +153,7 @@ def test_streams_that_look_at_themselves_alone_and_at_each_other() -> None:
 
 def frame(units: int, layers: int, rows: int = 1) -> Frame:
     readout = torch.eye(units)[None, :rows]
-    return Frame(readout, torch.ones(1, units, dtype=torch.bool), (0,), torch.zeros(1, units, 1), range(layers))
+    return Frame(readout, torch.ones(1, units, dtype=torch.bool), (0,), layers=range(layers))
 
 
 def test_says_what_it_costs_before_it_begins() -> None:

@@ -132,7 +132,7 @@ class TestPureMaths:
         readout = torch.zeros(1, 1, units, dtype=torch.float64)
         readout[0, 0, 0] = 1
         every = torch.ones(1, units, dtype=torch.bool)
-        frame = Frame(readout, every, (0,), torch.zeros(1, units, 1), layers)
+        frame = Frame(readout, every, (0,), layers=layers)
         fold = REGISTRY[method](frame=frame, **options)
         for call in reversed(list(self.calls(parts))):
             if call.layer in layers:

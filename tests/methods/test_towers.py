@@ -53,7 +53,7 @@ def _frame(stream: str, length: int) -> Frame:
     readout = torch.zeros(1, 1, length, dtype=torch.float64)
     readout[..., 0] = 0.5
     valid = torch.ones(1, length, dtype=torch.bool)
-    return Frame(readout, valid, (0,), torch.zeros(1, length, 1), range(9), stream)
+    return Frame(readout, valid, (0,), layers=range(9), stream=stream)
 
 
 def looks(given: Sequence[Call], of: str = "attention") -> list[list[replica.Look]]:

@@ -81,7 +81,7 @@ def mixing(method: str, call: Call) -> Float[Tensor, "query key"]:
     assert call.attention is not None
     length = call.attention.shape[-1]
     like = torch.ones(1, length, dtype=torch.bool, device=call.attention.device)
-    one = Frame(readout=like[:, None].float(), valid=like, seeds=(0,), places=like[..., None].float(), layers=range(1))
+    one = Frame(readout=like[:, None].float(), valid=like, seeds=(0,), layers=range(1))
     fold = cast(PerceptionFold, REGISTRY[made.name](frame=one, **made.own_options))
     return fold.mixing(call)[0]
 

@@ -1,12 +1,14 @@
 """What a method is: a declaration and a fold over the calls of a tape, from the last call to the first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import ceil, floor
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
@@ -14,6 +16,7 @@ from clearhead.methods.options import SHARED, Layers, own_option
 from clearhead.methods.tiled import Tiled
 from clearhead.recording.reduce import push as push
 from clearhead.recording.tape import Asks, Call, Tape, check_asks
+from clearhead.units import Axis
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
 
@@ -72,18 +75,29 @@ class Frame:
     readout: Float[Tensor, "batch row unit"]
     valid: Bool[Tensor, "batch unit"]
     seeds: tuple[int, ...]
-    places: Float[Tensor, "batch unit axis"]
+    axes: tuple[Axis, ...] = ()  # of the samples, where it is known what their units are
     layers: range = range(0)
     stream: str = ""
-    special: Bool[Tensor, "batch unit"] | None = None
 
-    @property
+    @cached_property
     def words(self) -> Bool[Tensor, "batch unit"]:
         """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
-        if self.special is None:
+        if not self.axes:
             return self.valid
-        inside = self.valid & ~self.special
+        inside = self.valid & ~self._filled([np.asarray(axis.special) for axis in self.axes])
         return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
+
+    @property
+    def places(self) -> Float[Tensor, "batch unit axis"]:
+        """Where each unit lies in its own stream."""
+        return self._filled([axis.places for axis in self.axes]).to(self.readout.dtype)
+
+    def _filled(self, parts: Sequence[np.ndarray]) -> Shaped[Tensor, "batch unit *axis"]:
+        """What is known of the units of each sample, and zeros for padding."""
+        filled = np.zeros((*self.valid.shape, *parts[0].shape[1:]), dtype=parts[0].dtype)
+        for own, part in zip(filled, parts, strict=True):
+            own[: len(part)] = part
+        return torch.from_numpy(filled).to(self.valid.device)
 
     @property
     def lengths(self) -> Int[Tensor, "batch"]:

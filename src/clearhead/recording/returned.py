@@ -4,6 +4,7 @@ Switching their implementation does nothing, in silence; but the probabilities t
 are in the graph."""
 
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -25,15 +26,23 @@ def handles(model: nn.Module, listener: "Listener") -> list[RemovableHandle]:
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """The modules that are called attention and hold no other that is (what is called an output is none)."""
-    named = [module for module in model.modules() if _is_attention(module)]
-    known = {id(module) for module in named}
-    return [m for m in named if not any(id(inner) in known for inner in m.modules() if inner is not m)]
+    found: dict[int, nn.Module] = {}
+
+    def is_or_holds_one(module: nn.Module) -> bool:
+        inside = [is_or_holds_one(child) for child in module.children()]
+        named = _called_attention(type(module).__mro__) and not samples_points(module)
+        if named and not any(inside):
+            found[id(module)] = module
+        return named or any(inside)
+
+    is_or_holds_one(model)
+    return list(found.values())
 
 
-def _is_attention(module: nn.Module) -> bool:
-    """By its class or one that it extends."""
-    named = any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in type(module).__mro__)
-    return named and not samples_points(module)
+@cache
+def _called_attention(classes: tuple[type, ...]) -> bool:
+    """Whether a class is, or one that it extends."""
+    return any("Attention" in cls.__name__ and "Output" not in cls.__name__ for cls in classes)
 
 
 def samples_points(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Whatever touches a user's model while it is recorded, as context managers that put everything back."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
@@ -72,13 +72,14 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     The user's backward hooks wait, too: this backward pass is not theirs, and torch gives a module that has one copies
     of its outputs, which lie on no way to the target.
     """
-    if any(parameter.is_inference() for parameter in model.parameters()):
+    modules, parameters = list(model.modules()), list(model.parameters())
+    if any(parameter.is_inference() for parameter in parameters):
         raise Refusal(
             f"{type(model).__name__} was made under torch.inference_mode() and can have no gradients: load it outside"
         )
-    training = [module for module in model.modules() if module.training]
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    tables = [table for module in model.modules() for table in (module._backward_hooks, module._backward_pre_hooks)]
+    training = [module for module in modules if module.training]
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    tables = [table for module in modules for table in (module._backward_hooks, module._backward_pre_hooks)]
     waiting = [(table, dict(table)) for table in tables if table]
     try:
         for module in training:
@@ -88,11 +89,11 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         for table, _ in waiting:
             table.clear()
         # Weights that are offloaded are nowhere ("meta") between passes; where the others are, the numbers are, too.
-        kinds = (parameter.device.type for parameter in model.parameters())
+        kinds = (parameter.device.type for parameter in parameters)
         with (
             torch.autocast(next((kind for kind in kinds if kind != "meta"), "cpu"), enabled=False),
             torch.random.fork_rng(devices=[]),  # ViLT draws random numbers at every pass: they are not the user's
-            hooks(_forgetful_positions(model)),
+            hooks(_forgetful_positions(modules)),
         ):
             yield
     finally:
@@ -104,13 +105,13 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _forgetful_positions(model: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
+def _forgetful_positions(modules: Iterable[nn.Module]) -> list[torch.utils.hooks.RemovableHandle]:
     """Hooks that put rotary positions back after each call, where their frequencies depend on the length.
 
     transformers keeps a dynamic RoPE's frequencies of the longest input so far. So a pass of ours would change what the
     user's model answers from then on, and an explanation would depend on what was explained before it.
     """
-    counting = [module for module in model.modules() if _counts_by_length(getattr(module, "rope_type", None))]
+    counting = [module for module in modules if _counts_by_length(vars(module).get("rope_type"))]
     return [module.register_forward_hook(_put_back(module), always_call=True) for module in counting]
 
 

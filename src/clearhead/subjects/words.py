@@ -233,4 +233,5 @@ def _runs(special: Sequence[bool]) -> list[list[int]]:
 
 
 def padded(part: Tensor, length: int, fill: int) -> Tensor:
-    return torch.cat([part, part.new_full((length - len(part), *part.shape[1:]), fill)])
+    missing = length - len(part)
+    return torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)]) if missing else part
