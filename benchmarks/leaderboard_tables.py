@@ -391,21 +391,23 @@ def _cost(found: Mapping[str, Any]) -> str:
             f"first {both['pictures']} of them: {theirs['explained']:,} pictures explained and {theirs['judged']:,} "
             f"judged (those that the two controls look at among them), {theirs['distinct']:,} of them distinct, in "
             f"{both['authors']:,.0f} s; clearhead took "
-            f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast). {_apart(both['gap'])}",
+            f"{both['clearhead']:,.0f} s for these ({both['ratio']:.1f} times as fast). {_apart(both)}",
         ]
     return "\n".join(lines)
 
 
-def _apart(gap: float) -> str:
+def _apart(both: Mapping[str, Any]) -> str:
     """
-    >>> _apart(7e-16)
+    >>> _apart({"gap": 7e-16})
     'The curves are equal to 7e-16.'
     """
-    if gap < 1e-6:
-        return f"The curves are equal to {gap:.0e}."
+    if both["gap"] < 1e-6:
+        return f"The curves are equal to {both['gap']:.0e}."
+    units = both["gap of controls"] < 1e-3
     return (
-        f"One curve or more are {gap:.2f} apart: batches of another size round otherwise, which turns over units, or "
-        "classes, that are all but even. Which it was here is not known."
+        f"More than 0.001 apart are {both['apart']} of {both['curves']:,} curves (at most {both['gap']:.2f}): batches of "
+        f"another size round otherwise, which turns over {'units' if units else 'units, or classes,'} that are all but "
+        f"even. (Those of the controls, whose order nothing computes, are equal to {both['gap of controls']:.0e}.)"
     )
 
 
