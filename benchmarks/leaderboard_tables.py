@@ -405,9 +405,9 @@ def _apart(both: Mapping[str, Any]) -> str:
         return f"The curves are equal to {both['gap']:.0e}."
     units = both["gap of controls"] < 1e-3
     return (
-        f"More than 0.001 apart are {both['apart']} of {both['curves']:,} curves (at most {both['gap']:.2f}): batches of "
-        f"another size round otherwise, which turns over {'units' if units else 'units, or classes,'} that are all but "
-        f"even. (Those of the controls, whose order nothing computes, are equal to {both['gap of controls']:.0e}.)"
+        f"More than 0.001 apart are {both['apart']} of {both['curves']:,} curves (at most {both['gap']:.2f}): batches "
+        f"of another size round otherwise, which turns over {'units' if units else 'units, or classes,'} that are all "
+        f"but even. (Those of the controls, whose order nothing computes, are equal to {both['gap of controls']:.0e}.)"
     )
 
 

@@ -53,6 +53,10 @@ class Bench:
     def __init__(self, device: str, path: Path | None, repeats: int, deadline: float, lengths: list[int]) -> None:
         self.device, self.path, self.repeats, self.deadline, self.lengths = device, path, repeats, deadline, lengths
         self.rows: list[dict[str, Any]] = []
+        before = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        self.notes = before.get("notes", [])
+        if self.notes:
+            print(f"{path} has notes, written by hand: they are kept, and may no longer be true", flush=True)
 
     def compare(
         self,
@@ -111,7 +115,9 @@ class Bench:
         print({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
         if self.path is not None:  # what is measured is kept, whatever comes after it
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"machine": machine(self.device), "rows": self.rows}, indent=1) + "\n")
+            found = {"machine": machine(self.device), "rows": self.rows}
+            found |= {"notes": self.notes} if self.notes else {}
+            self.path.write_text(json.dumps(found, indent=1) + "\n")
 
     def cleaned(self) -> None:
         gc.collect()
