@@ -84,7 +84,7 @@ class Frame:
         """The units that are neither padding nor special; all but padding where nothing else is left, or known."""
         if not self.axes:
             return self.valid
-        inside = self.valid & ~self._filled([np.asarray(axis.special) for axis in self.axes])
+        inside = self.valid & ~self._filled([np.asarray(axis.special, dtype=bool) for axis in self.axes])
         return torch.where(inside.any(-1, keepdim=True), inside, self.valid)
 
     @property
