@@ -314,6 +314,14 @@ def test_a_pickled_file_is_not_opened_unless_it_is_vouched_for(tmp_path: Path, m
     assert done.unpickled and mark.exists()
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_what_is_no_checkpoint_is_not_called_one(tmp_path: Path, trusted: bool) -> None:
+    file = tmp_path / "cat.jpg"
+    file.write_bytes(b"\xff\xd8\xff\xe0 a picture")
+    with pytest.raises(InputError, match=r"cat.jpg' is no checkpoint: neither a .safetensors file"):
+        clearhead.convert(file, tmp_path / "made", "vit", trusted=trusted)
+
+
 def test_plain_tensors_are_not_unpickled_in_full(tmp_path: Path) -> None:
     state = single(original.VisionTransformer().state_dict())
     file = kept(tmp_path / "a.pth", {"state_dict": state, "epoch": 3})
@@ -383,7 +391,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("hello")
     (tmp_path / "number.pth").write_bytes(pickle.dumps(3))
     for name in ("torn", "text", "number"):
-        with pytest.raises(InputError, match=r"cannot be opened|holds no tensors"):
+        with pytest.raises(InputError, match=r"cannot be opened|holds no tensors|is no checkpoint"):
             clearhead.convert(tmp_path / f"{name}.pth", dest, "vit", trusted=True)
     assert not dest.exists() and not list(tmp_path.glob(".*"))
 

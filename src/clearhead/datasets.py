@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -119,6 +119,13 @@ def read_sound(path: Path) -> tuple[Any, int]:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A row of a table that is not what the table's rows are, and why."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One input of a data set; `problem` says why it cannot be read."""
 
@@ -160,9 +167,9 @@ class Dataset:
         except (InputError, OSError) as problem:
             return Row(name, problem=str(problem))
 
-    def _of_cells(self, number: str, cells: Any, takes: tuple[str, ...]) -> Row:
-        if not isinstance(cells, dict):
-            return Row(number, problem=f"the line is not a JSON object but {str(cells)[:60]!r}")
+    def _of_cells(self, number: str, cells: "dict[str, Any] | Unread", takes: tuple[str, ...]) -> Row:
+        if isinstance(cells, Unread):
+            return Row(number, problem=cells.problem)
         values = [cells.get(column) for column in self.columns]
         for column, value in zip(self.columns, values, strict=True):
             if not isinstance(value, str):
@@ -188,11 +195,10 @@ def open_dataset(
             raise InputError(f"{str(path)!r} is a folder, which has no columns: leave out --column")
         return _folder(path)
     with _readable(path):
-        first = next(_cells(path), None)
-        if first is None:
-            raise InputError(f"{str(path)!r} is empty: there is no row to explain")
-        columns = _columns(path, first, column, pair_column, image_column)
         count = sum(1 for _ in _cells(path))
+        if not count:
+            raise InputError(f"{str(path)!r} is empty: there is no row to explain")
+        columns = _columns(path, column, pair_column, image_column)
     kind: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLES else "lines"
     return Dataset(path, kind, columns, count, _digest([path], path.parent), image_column is not None)
 
@@ -204,13 +210,17 @@ def cells_of(path: str | Path, column: str) -> list[Any]:
         raise InputError(f"{str(path)!r} is a folder, which has no columns, and so no labels")
     with _readable(path):
         rows = list(_cells(path))
+        there = _names(path)
+    if column not in there:
+        raise InputError(f"{path.name}: {unknown('column', column, there)}")
+    found: list[Any] = []
     for number, cells in enumerate(rows, 1):
-        if not isinstance(cells, dict) or cells.get(column) in (None, ""):
-            there = list(rows[0]) if rows and isinstance(rows[0], dict) else []
-            if column not in there:
-                raise InputError(f"{path.name}: {unknown('column', column, there)}")
+        if isinstance(cells, Unread):
+            raise InputError(f"row {number} of {str(path)!r}: {cells.problem}")
+        if cells.get(column) in (None, ""):
             raise InputError(f"row {number} of {str(path)!r} has no {column}: give every row one")
-    return [cells[column] for cells in rows]
+        found.append(cells[column])
+    return found
 
 
 def read_text(path: Path) -> str:
@@ -236,8 +246,8 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(seen, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def _columns(path: Path, first: Any, column: str | None, *others: str | None) -> tuple[str, ...]:
-    there = list(first) if isinstance(first, dict) else []
+def _columns(path: Path, column: str | None, *others: str | None) -> tuple[str, ...]:
+    there = _names(path)
     if column is None:
         column = "text" if "text" in there or len(there) != 1 else there[0]
     wanted = (column, *(other for other in others if other is not None))
@@ -245,21 +255,65 @@ def _columns(path: Path, first: Any, column: str | None, *others: str | None) ->
         if name not in there:
             problem = unknown("column", name, there)
             raise InputError(f"{path.name}: {problem}. Choose with --column")
+        if there.count(name) > 1:
+            raise InputError(f"{path.name}: {there.count(name)} columns are called {name!r}: give each its own name")
     return wanted
 
 
-def _cells(path: Path) -> Iterator[Any]:
-    """Each row as a mapping from column to cell; a line that is no JSON stays as it is."""
+def _names(path: Path) -> list[str]:
+    """The columns: those that the head of a table names, or the first row that can be read."""
+    if path.suffix.lower() in TABLES:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next((cells for cells in _split(file, path) if cells), [])
+    return next((list(cells) for cells in _cells(path) if isinstance(cells, dict)), [])
+
+
+def _cells(path: Path) -> "Iterator[dict[str, Any] | Unread]":
+    """Each row as a mapping from column to cell."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() in TABLES:
-            yield from csv.DictReader(file, delimiter=TABLES[path.suffix.lower()])
+        yield from _table(file, path) if path.suffix.lower() in TABLES else _lines(file)
+
+
+def _table(file: Iterable[str], path: Path) -> "Iterator[dict[str, str] | Unread]":
+    """A row of another length is no row of the table: a comma may stand in a text that no quotes are around."""
+    rows = (cells for cells in _split(file, path) if cells)
+    names = next(rows, [])
+    for cells in rows:
+        if len(cells) == len(names):
+            yield dict(zip(names, cells, strict=True))
+        else:
+            yield Unread(
+                f"the row has {len(cells)} cells, and the table {len(names)} columns: put quotes around a text that "
+                "holds what stands between cells"
+            )
+
+
+def _split(file: Iterable[str], path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
+    begins = 1
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as problem:
+            raise InputError(
+                f"{str(path)!r} is not a table that can be read: the row that begins in line {begins} has no end that "
+                f"fits ({problem}). A cell that begins with a quote must end with one"
+            ) from None
+        if cells is None:
             return
-        for line in file:
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    yield line.strip()
+        begins = reader.line_num + 1
+        yield cells
+
+
+def _lines(file: Iterable[str]) -> "Iterator[dict[str, Any] | Unread]":
+    for line in file:
+        if not line.strip():
+            continue
+        try:
+            cells = json.loads(line)
+        except ValueError:
+            cells = line.strip()
+        yield cells if isinstance(cells, dict) else Unread(f"the line is not a JSON object but {str(cells)[:60]!r}")
 
 
 @contextmanager
@@ -268,8 +322,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as problem:
         raise InputError(f"{str(path)!r} is not UTF-8 text (byte {problem.start}): save it as UTF-8") from None
-    except csv.Error as problem:
-        raise InputError(f"{str(path)!r} is not a table that can be read ({problem})") from None
 
 
 def _checked(name: str, texts: tuple[str, ...]) -> Row:

@@ -33,5 +33,5 @@ def unknown(what: str, given: object, accepted: Iterable[object]) -> InputError:
     words = [str(word) for word in accepted]
     near = get_close_matches(str(given), words, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
-    listed = ", ".join(words[:30]) + (f", … ({len(words)} in all)" if len(words) > 30 else "")
+    listed = ", ".join(words[:40]) + (f", … ({len(words)} in all)" if len(words) > 40 else "")
     return InputError(f"unknown {what} {given!r}{hint} Accepted: {listed}")

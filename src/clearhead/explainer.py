@@ -121,7 +121,7 @@ class Explainer:
         padding = authors is not None and authors.padding
         how = How(max_length, truncation, _side(truncation_side), tokens, answer, max_new_tokens, padding)
         hows = how.each(len(raws))
-        samples = [s for raw, one in zip(raws, hows, strict=True) for s in self.subject.samples(raw, one)]
+        samples = list(self._read(raws, hows))
         single = single and len(samples) == 1
         targets = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, wanted) for sample, wanted in zip(samples, targets, strict=True)]
@@ -171,9 +171,7 @@ class Explainer:
     def _planned(self, inputs: Any, target: Any, how: How, scale: str | None = None, **streams: Any) -> Plan:
         """All inputs with their targets in one batch."""
         raws, _ = self._normalised(inputs, **streams)
-        samples = [
-            s for raw, one in zip(raws, how.each(len(raws)), strict=True) for s in self.subject.samples(raw, one)
-        ]
+        samples = list(self._read(raws, how.each(len(raws))))
         wanted = _targets(target, self._scale(scale), len(samples))
         samples = [self.subject.completed(sample, one) for sample, one in zip(samples, wanted, strict=True)]
         self.examined.test(samples)
@@ -223,6 +221,13 @@ class Explainer:
         if given is not None and given not in scales:
             raise unknown("scale", given, scales)
         return given or scales[0]
+
+    def _read(self, raws: Sequence[Any], hows: Sequence[How]) -> Iterator[Sample]:
+        for i, (raw, how) in enumerate(zip(raws, hows, strict=True)):
+            try:
+                yield from self.subject.samples(raw, how)
+            except InputError as problem:
+                raise InputError(f"input {i}: {problem}") if len(raws) > 1 else problem from None
 
     def _within(
         self, budget: Budget | None, samples: list[Sample], targets: list[Target], request: Request

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -83,7 +84,12 @@ def test_pictures_that_are_none(refused: Refused, vit: Path, bert: Path, empty: 
     Image.effect_noise((64, 64), 50).save(empty / "whole.jpg")
     whole = (empty / "whole.jpg").read_bytes()
     (empty / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    Image.effect_noise((64, 64), 50).convert("F").save(empty / "numbers.tiff")
+    Image.fromarray(np.full((64, 64), 257 * 100, dtype=np.uint16)).save(empty / "deep.png")
     before = contents(empty)
+    for name, mode in (("numbers.tiff", "F"), ("deep.png", "I")):
+        said = refused("explain", name, "-m", vit, "--html", "x.html")
+        assert f"'{name}': the picture's pixels are numbers" in said and f"(mode {mode}" in said
     for name in ("letter.jpg", "half.jpg"):
         assert f"'{name}' is not a picture that can be opened" in refused(
             "explain", name, "-m", vit, "--html", "x.html"
@@ -133,6 +139,9 @@ def test_weights_that_are_no_numbers(refused: Refused, bert: Path, empty: Path) 
         ("a.csv", "body,label\nhello,1\n", (), "unknown column 'text'. Accepted: body, label"),
         ("a.csv", "text\nhello\n", ("--pair-column", "other"), "unknown column 'other'"),
         ("a.jsonl", '{"body": "hello", "n": 1}\n', (), "unknown column 'text'. Accepted: body, n"),
+        ("a.csv", 'text,label\nhello,1\n"open,1\nend,2\n', (), "the row that begins in line 3 has no end that fits"),
+        ("a.csv", "text,text\nfirst,second\n", (), "2 columns are called 'text'"),
+        ("a.tsv", "text,label\nso\tgood,1\n", ("--column", "text"), "Accepted: text,label. Choose with"),
         ("a.csv", "text\nhello\n", ("--target", "HAPPY"), "unknown label 'HAPPY'"),
         ("a.csv", "text\nhello\n", ("--save", "b"), "--save is for single inputs"),
         ("a.csv", "text\nhello\n", ("--words",), "--words is for single inputs"),
@@ -148,6 +157,12 @@ def test_data_that_cannot_be_read(
     before = contents(empty)
     assert says in refused("explain", name, "--model", bert, "--out", "results", *options)
     assert contents(empty) == before and not (empty / "results").exists()
+
+
+def test_bytes_that_are_no_text(refused: Refused, bert: Path, empty: Path) -> None:
+    """As Python has them of a shell that speaks Latin-1."""
+    said = refused("explain", b"caf\xe9 is good".decode(errors="surrogateescape"), "-m", bert)
+    assert "holds what is no Unicode character, '\\udce9' at 3" in said
 
 
 def test_data_in_the_wrong_place(refused: Refused, bert: Path, empty: Path) -> None:

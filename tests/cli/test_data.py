@@ -56,6 +56,17 @@ def test_every_row_has_its_file_and_its_line(clearhead: Clearhead, bert: Path, r
     assert kept.units.texts == ('so boring,\n"really"',)
 
 
+def test_rows_of_another_length_are_not_explained(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    """A text with a comma and no quotes around it would be explained up to the comma."""
+    data, out = tmp_path / "a.csv", tmp_path / "out"
+    data.write_text("text,label\nI like the first half, then it got boring,0\nso good,1\nlong\n\n")
+    assert clearhead("explain", data, "-m", bert, "--out", out).code == 3
+    assert [line["row"] for line in table(out / "index.csv")] == ["000002"]
+    first, last = table(out / "errors.csv")
+    assert first["row"] == "000001" and first["message"].startswith("the row has 3 cells, and the table 2 columns")
+    assert last["row"] == "000003" and last["message"].startswith("the row has 1 cells")
+
+
 def test_a_finished_run_is_not_done_again(clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path) -> None:
     command = ("explain", reviews, "-m", bert, "--out", tmp_path / "out", "--json")
     first, before = clearhead(*command), contents(tmp_path / "out")

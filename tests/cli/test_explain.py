@@ -1,6 +1,7 @@
 """`clearhead explain`, `compare`, `show`: what a person sees, what a program reads."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from PIL import Image
 
 import clearhead as ch
-from tests.cli.conftest import Clearhead
+from tests.cli.conftest import Clearhead, contents
 
 TEXT = "I like the movie"
 
@@ -99,6 +100,22 @@ def test_several_are_saved_into_a_folder_and_put_together(clearhead: Clearhead, 
     assert set(told) == {"generic", "attcat"}
     assert {row["name"]: row["count"] for row in told["generic"]["rows"]}["like"] == 2
     assert "like" in clearhead("show", folder).out
+
+
+def test_what_was_saved_before_stays(
+    clearhead: Clearhead, refused: Callable[..., str], bert: Path, tmp_path: Path
+) -> None:
+    folder, data = tmp_path / "kept", tmp_path / "a.csv"
+    for text in (TEXT, "I like the book"):
+        clearhead("explain", text, "-m", bert, "--save", folder)
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == ["001.generic.safetensors", "002.generic.safetensors"]
+    assert [ch.open_explanation(file).units.texts for file in files] == [(TEXT,), ("I like the book",)]
+    data.write_text(f"text\n{TEXT}\n")
+    clearhead("explain", data, "-m", bert, "--out", tmp_path / "run")
+    before = contents(tmp_path)
+    assert "holds the results of --out" in refused("explain", TEXT, "-m", bert, "--save", tmp_path / "run")
+    assert contents(tmp_path) == before
 
 
 def test_pictures_by_file_and_by_name(clearhead: Clearhead, vit: Path, tmp_path: Path) -> None:

@@ -214,6 +214,8 @@ def test_the_picture_is_shown_as_the_model_saw_it() -> None:
         (np.zeros((4, 4, 3)), "must be uint8"),
         (np.zeros((4, 4, 7), dtype=np.uint8), "must be uint8, height × width × 3"),
         (np.zeros((0, 4, 3), dtype=np.uint8), "must be uint8"),
+        (Image.fromarray(np.full((4, 4), 257 * 100, dtype=np.uint16)), "numbers larger than 255 .mode I;16"),
+        (Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "numbers of any size .mode F"),
         ({}, "need pixel_values"),
         ({"pixel_values": torch.zeros(3, 16, 16)}, "batch × channel"),
         ({"pixel_values": torch.zeros(1, 1, 16, 16)}, "3 channels"),

@@ -1,6 +1,7 @@
 """Texts: classifiers of one text or a pair, decoders, masked language models, and model inputs in place of raw text."""
 
 import copy
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -182,6 +183,16 @@ def test_options_that_are_not_possible(options: dict[str, Any], message: str) ->
 def test_what_is_no_text(raw: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         explainer("bert/classify").explain(raw)
+
+
+@pytest.mark.parametrize("bad", ["", 3, "half of a \ud800 pair"])
+def test_which_of_several_is_no_text_is_said(bad: Any) -> None:
+    ex = explainer("bert/classify")
+    with pytest.raises(InputError) as alone:
+        ex.explain(bad)
+    for call in (ex.explain, lambda given: ex.record(given, ("attention",))):
+        with pytest.raises(InputError, match=re.escape(f"input 1: {alone.value}")):
+            call([TEXTS[0], bad])
 
 
 # --- read-outs

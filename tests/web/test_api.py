@@ -358,6 +358,13 @@ def test_a_picture_that_breaks_off_is_told_when_its_turn_has_come(client: httpx.
         assert answer.status_code == 422 and "damaged" in answer.json()["error"]
 
 
+def test_a_picture_with_more_than_eight_bits_is_refused_and_not_made_white(client: httpx.Client) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((64, 64), 257 * 100, dtype=np.uint16)).save(buffer, "PNG")
+    answer = client.post("/api/explanations", json={"model": "zoo:pets", "image": in_base64(buffer.getvalue())})
+    assert answer.status_code == 422 and "save it with 8 bits a channel" in answer.json()["error"]
+
+
 def test_large_pictures_share_no_pass(explainers: dict[str, clearhead.Explainer]) -> None:
     held, job = Held("zoo:pets", explainers["zoo:pets"]), Job("zoo:pets", lambda event: None, 1.0)
     asked = {

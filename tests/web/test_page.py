@@ -339,6 +339,20 @@ def test_what_cannot_be_opened_or_explained_is_said(page: Page, tmp_path: Path) 
     page.get_by_label("Text", exact=True).fill("   ")
     page.get_by_role("button", name="Explain", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("the text is empty")
+    expect(page.get_by_role("status")).to_have_text("")  # nothing was done
+
+
+def test_what_is_said_is_seen(page: Page) -> None:
+    """Also by who has scrolled down to the heads: the form goes along."""
+    page.get_by_label("Text", exact=True).fill("I like the movie")
+    page.get_by_role("button", name="Attention heads").click()
+    expect(page.get_by_role("status")).to_contain_text("below")
+    page.set_viewport_size({"width": 1200, "height": 500})
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    expect(page.get_by_role("alert")).not_to_be_in_viewport()
+    page.get_by_label("Text", exact=True).fill("   ")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    expect(page.get_by_role("alert")).to_be_in_viewport()
 
 
 def test_a_text_that_is_far_too_long_is_not_even_taken(page: Page) -> None:

@@ -201,7 +201,11 @@ def _rows(path: Path) -> list[tuple[str, str, str]]:
     if not set(wanted) <= set(reader.fieldnames or ()):
         held = ", ".join(reader.fieldnames or ()) or "nothing"
         raise InputError(f"{str(path)!r} must have the columns {', '.join(wanted)}, but has {held}")
-    found = [(row["first"], row["second"], row["label"]) for row in reader]
+    found = []
+    for number, row in enumerate(reader, 1):
+        if None in row or None in row.values():
+            raise InputError(f"row {number} of {str(path)!r} has not as many cells as the table has columns")
+        found.append((row["first"], row["second"], row["label"]))
     if not found:
         raise InputError(f"there are no pairs in {str(path)!r}: give one a line, below the names of the columns")
     return found

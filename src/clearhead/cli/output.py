@@ -137,7 +137,8 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
         print_json({name: aggregate.to_dict() for name, aggregate in aggregates.items()})
         return len(bad)
     for name, aggregate in aggregates.items():
-        console().print(f"{name}, {len(by_method[name])} explanations")
+        count = len(by_method[name])
+        console().print(f"{name}, {count} explanation{'' if count == 1 else 's'}")
         console().print(render_aggregate(aggregate))
     return len(bad)
 
@@ -166,7 +167,8 @@ def save(explanations: Sequence["AnyExplanation"], place: str | None) -> None:
         return
     folder = Path(place)
     folder.mkdir(parents=True, exist_ok=True)
-    for number, explanation in enumerate(explanations, 1):
+    numbers = [int(file.name.split(".")[0]) for file in folder.glob(f"*{SUFFIX}") if file.name.split(".")[0].isdigit()]
+    for number, explanation in enumerate(explanations, 1 + max(numbers, default=0)):  # what is there stays
         name = str(explanation.provenance.get("method", explanation.method))
         explanation.save(folder / f"{number:03d}.{name}{SUFFIX}")
     files = "1 file" if len(explanations) == 1 else f"{len(explanations)} files"
@@ -196,6 +198,8 @@ def check_places(html: str | None, place: str | None = None, count: int = 1, opt
         raise InputError(f"{option} {html!r} is a folder: name a file")
     if place is None:
         return
+    if os.path.exists(os.path.join(place, "settings.json")):
+        raise InputError(f"--save {place!r} holds the results of --out: name another folder")
     if _is_file(place) and count > 1:
         raise InputError(f"--save {place!r} is one file for {count} explanations: name a folder")
     if os.path.exists(place) and not os.path.isdir(place) and not _is_file(place):

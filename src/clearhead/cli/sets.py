@@ -22,7 +22,11 @@ def read_set(words: str) -> list[Any]:
         return read_texts([path])
     if recognise(words).kind != "data":
         raise InputError(f"{words!r} is no set of inputs: give a folder, a .txt file with one a line, or a table")
-    return [row.raw for row in open_dataset(words).rows("text") if row.problem is None]
+    rows = list(open_dataset(words).rows("text"))
+    for row in rows:
+        if row.problem is not None:
+            raise InputError(f"row {row.id} of {words!r} cannot be read: {row.problem}")
+    return [row.raw for row in rows]
 
 
 def read_texts(paths: Sequence[Path]) -> list[str]:

@@ -91,7 +91,9 @@ def laid_over(pictures: Sequence[Any], kind: str, share: float = 0.35, seed: int
 def _opened(picture: Any) -> Any:
     from PIL import Image
 
-    return (picture if isinstance(picture, Image.Image) else Image.open(picture)).convert("RGB")
+    from clearhead.subjects.pictures import in_colour
+
+    return in_colour(picture if isinstance(picture, Image.Image) else Image.open(picture))
 
 
 def _turned(rng: np.random.Generator, size: int) -> tuple[Plane, Plane, float]:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import tarfile
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,8 @@ def open_weights(path: str | Path, trusted: bool) -> tuple[Weights, bool]:
             return Weights(load_file(str(file)), repr(file.name)), False
         except (SafetensorError, OSError) as problem:
             raise InputError(f"{str(path)!r} cannot be opened: {problem}") from None
+    if not _saved_by_torch(file):
+        raise InputError(f"{str(path)!r} is no checkpoint: neither a .safetensors file nor what torch.save writes")
     if not trusted:
         raise Refusal(
             f"{str(path)!r} is a pickled file, and to open one can be to run whatever code its maker put into it: it "
@@ -143,6 +146,13 @@ def open_weights(path: str | Path, trusted: bool) -> tuple[Weights, bool]:
     weights = Weights(tensors, repr(file.name))
     weights.without_prefix("module.")
     return weights, in_full
+
+
+def _saved_by_torch(file: Path) -> bool:
+    """By how it begins: an archive, or a pickle; very old ones are in a tar file."""
+    with file.open("rb") as content:
+        begins = content.read(4)
+    return begins == b"PK\x03\x04" or begins[:1] == b"\x80" or tarfile.is_tarfile(file)
 
 
 def _unpickled(file: Path) -> tuple[Any, bool]:

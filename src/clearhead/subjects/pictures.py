@@ -41,7 +41,9 @@ def open_picture(raw: Any) -> Any:
     if isinstance(raw, str | Path):
         try:
             # A camera stores which way up a picture is; transformers' own pipelines turn it, too.
-            return ImageOps.exif_transpose(Image.open(raw)).convert("RGB")
+            return in_colour(ImageOps.exif_transpose(Image.open(raw)))
+        except InputError as problem:
+            raise InputError(f"{str(raw)!r}: {problem}") from None
         except FileNotFoundError:
             raise InputError(f"there is no picture {str(raw)!r}") from None
         except UnidentifiedImageError:
@@ -56,8 +58,19 @@ def open_picture(raw: Any) -> Any:
             raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):
-        return raw.convert("RGB")
+        return in_colour(raw)
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
+
+
+def in_colour(picture: Any) -> Any:
+    """With eight bits for each of three colours. PIL would cut off what is larger than 255, and make it all white."""
+    if picture.mode == "F" or picture.mode.startswith("I"):
+        kind = "numbers of any size" if picture.mode == "F" else "numbers larger than 255"
+        raise InputError(
+            f"the picture's pixels are {kind} (mode {picture.mode}), and which of them is white is not known: save it "
+            "with 8 bits a channel"
+        )
+    return picture.convert("RGB")
 
 
 def in_patches(

@@ -50,6 +50,8 @@ class Words:
             raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
         if not all(text.strip() for text in texts):
             raise InputError("the text is empty: there is nothing to explain")
+        for text in texts:
+            check_unicode(text)
         encoded, dropped = self._truncated(texts, how, encoding)
         # Offsets and flags describe units; they are no business of the model's.
         offsets, flags = encoded.pop("offset_mapping", None), encoded.pop("special_tokens_mask")
@@ -230,6 +232,16 @@ def _runs(special: Sequence[bool]) -> list[list[int]]:
                 runs.append([])
             runs[-1].append(place)
     return runs
+
+
+def check_unicode(text: str) -> None:
+    """Half of a pair of surrogates is no character; Python makes them of bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise InputError(
+            f"the text holds what is no Unicode character, {text[problem.start]!a} at {problem.start}: save it as UTF-8"
+        ) from None
 
 
 def padded(part: Tensor, length: int, fill: int) -> Tensor:

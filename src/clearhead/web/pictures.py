@@ -63,8 +63,10 @@ def opened(file: File, limits: Limits) -> "Image":
     """A picture from its file."""
     from PIL import ImageOps
 
+    from clearhead.subjects.pictures import in_colour
+
     with _decoding(limits):
-        return ImageOps.exif_transpose(_unread(file.content)).convert("RGB")
+        return in_colour(ImageOps.exif_transpose(_unread(file.content)))
 
 
 def _unread(content: bytes) -> "Image":

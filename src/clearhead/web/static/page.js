@@ -12,6 +12,7 @@ const say = (words) => { id("status").textContent = words; };
 const complain = (words) => {
   id("problem").hidden = !words;
   id("problem").textContent = words ?? "";
+  if (words) id("problem").scrollIntoView({ block: "nearest" });
 };
 const guarded = (work) => async (...given) => {
   try {
@@ -62,7 +63,7 @@ const listener = (result, total) => {
         done += event.methods?.length ?? 1;
         result.trouble(event.message, event.methods);
         return complain(result.troubles);
-      case "done": return say(`Done in ${event.seconds.toFixed(1)} s.`);
+      case "done": return say(result.explanations.length ? `Done in ${event.seconds.toFixed(1)} s.` : "");
     }
   };
 };
