@@ -10,6 +10,7 @@ from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.reading import Reader, choose, needs, register
 from clearhead.datasets import Row, open_dataset
 from clearhead.errors import InputError, unknown
+from clearhead.subjects.pictures import in_colour
 
 #: Columns that hold the input, in the order in which they are looked for.
 INPUTS: tuple[tuple[str, ...], ...] = (
@@ -102,7 +103,7 @@ def _example(
     if isinstance(given, int) and given < 0:  # the hub's way to hide a test set's labels
         given = None
     raw = found if len(found) > 1 else found[0]
-    return Example(f"{split}-{place:06d}", raw.convert("RGB") if hasattr(raw, "convert") else raw, given)
+    return Example(f"{split}-{place:06d}", in_colour(raw) if hasattr(raw, "convert") else raw, given)
 
 
 @register(

@@ -19,7 +19,9 @@ def open_rgb(source: Path | bytes, name: str = "") -> Any:
     """A PIL picture as it is stored. Not turned by its camera's flag: boxes and masks were drawn on what is stored."""
     from PIL import Image
 
-    return _opened(lambda file: Image.open(file).convert("RGB"), source, name)
+    from clearhead.subjects.pictures import in_colour
+
+    return _opened(lambda file: in_colour(Image.open(file)), source, name)
 
 
 def open_levels(source: Path | bytes, name: str = "") -> UInt8[np.ndarray, "height width"]:
