@@ -283,8 +283,8 @@ def _table(file: Iterable[str], path: Path) -> "Iterator[dict[str, str] | Unread
             yield dict(zip(names, cells, strict=True))
         else:
             yield Unread(
-                f"the row has {len(cells)} cells, and the table {len(names)} columns: put quotes around a text that "
-                "holds what stands between cells"
+                f"{len(cells)} in place of {len(names)} cells: put quotes around a text that holds what stands between "
+                "cells"
             )
 
 

@@ -104,11 +104,19 @@ def test_removal_from_a_classifier_needs_labels(clearhead: Clearhead, bert: Path
         *("--layers", "-1", "--pool", "mean", "--html", tmp_path / "d.html"),
     )
     assert said.code == 0 and "accuracy" in said.out
-    table.write_text("text,label\nI like it,POSITIVE\nso boring,NEGATIVE\n")
+    table.write_text("text,label\nI like it,POSITIVE\nso boring,NEGATIVE\nso long, so boring,NEGATIVE\n")
     said = clearhead(
         "concept", "remove", kept, table, "-m", bert, "--label", "label", "--html", tmp_path / "r.html", "--json"
     )
     assert said.code == 0 and said.json["layers"] == [3] and said.json["cost"]["accuracy before"]["count"] == 2
+    assert f"1 of 3 rows of '{table}' are left out (row 000003: 3 in place of 2 cells" in said.err
+
+
+def test_a_set_with_a_bad_row_is_no_set(clearhead: Clearhead, bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "good.csv").write_text("text\n" + "\n".join([*TEXTS[:20], "so long, so boring"]))
+    (tmp_path / "bad.txt").write_text("\n".join(f"so boring {text}" for text in TEXTS[:20]))
+    said = clearhead("concept", "densray", tmp_path / "good.csv", tmp_path / "bad.txt", "-m", bert)
+    assert said.code == 2 and "row 000021 of" in said.err and "2 in place of 1 cells" in said.err
 
 
 def test_bias_ends_in_a_page(clearhead: Clearhead, masked: Path, corpus: Path, pairs: Path, tmp_path: Path) -> None:

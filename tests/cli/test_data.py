@@ -63,8 +63,8 @@ def test_rows_of_another_length_are_not_explained(clearhead: Clearhead, bert: Pa
     assert clearhead("explain", data, "-m", bert, "--out", out).code == 3
     assert [line["row"] for line in table(out / "index.csv")] == ["000002"]
     first, last = table(out / "errors.csv")
-    assert first["row"] == "000001" and first["message"].startswith("the row has 3 cells, and the table 2 columns")
-    assert last["row"] == "000003" and last["message"].startswith("the row has 1 cells")
+    assert first["row"] == "000001" and first["message"].startswith("3 in place of 2 cells")
+    assert last["row"] == "000003" and last["message"].startswith("1 in place of 2 cells")
 
 
 def test_a_finished_run_is_not_done_again(clearhead: Clearhead, bert: Path, reviews: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clearhead.cli import output as put
 from clearhead.datasets import TEXT, open_dataset, recognise
 from clearhead.errors import InputError
 
@@ -73,9 +74,13 @@ def read_labelled(inputs: str, column: str | None, label: str, limit: int) -> tu
     if recognise(inputs).kind != "data" or Path(inputs).is_dir():
         raise InputError(f"--label is a column of a table, and {inputs!r} is none: give a CSV, TSV or JSONL file")
     texts, labels = (list(islice(open_dataset(inputs, one).rows("text"), limit)) for one in (column, label))
-    both = [(text.raw, own.raw) for text, own in zip(texts, labels, strict=True) if not (text.problem or own.problem)]
+    pairs = list(zip(texts, labels, strict=True))
+    both = [(text.raw, own.raw) for text, own in pairs if not (text.problem or own.problem)]
+    left_out = [f"row {text.id}: {text.problem or own.problem}" for text, own in pairs if text.problem or own.problem]
     if not both:
-        raise InputError(f"{inputs!r} has no row with a text and a label")
+        raise InputError(f"{inputs!r} has no row with a text and a label ({left_out[0]})")
+    if left_out:
+        put.note(f"{len(left_out)} of {len(pairs)} rows of {inputs!r} are left out ({left_out[0]})")
     return [text for text, _ in both], [str(own) for _, own in both]
 
 
