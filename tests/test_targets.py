@@ -93,8 +93,10 @@ def test_input_gradients_of_a_model_are_finite_differences(scale: str) -> None:
 
 def test_labels_by_name_index_and_digits() -> None:
     ex = explainer("bert/classify", id2label={0: "bad", 1: "Good", 2: "good"})
-    by_name = [ex.explain(TEXTS[0], target=name).target["index"] for name in ("BAD", "Good", "good", "GOOD", "2", 0)]
-    assert by_name == [0, 1, 2, 1, 2, 0]
+    by_name = [ex.explain(TEXTS[0], target=name).target["index"] for name in ("BAD", "Good", "good", "2", 0)]
+    assert by_name == [0, 1, 2, 2, 0]
+    with pytest.raises(InputError, match=r"2 labels are called 'GOOD': say which by its number .1, 2"):
+        ex.explain(TEXTS[0], target="GOOD")
     assert ex.explain(TEXTS[0], target=np.int64(2)).target["index"] == 2
     assert ex.explain(TEXTS[0]).target["kind"] == "predicted"
     assert ex.explain(TEXTS[0], target=Predicted()).target["name"] == ex.explain(TEXTS[0]).prediction["label"]

@@ -13,7 +13,7 @@ from clearhead.passes.rules import trial
 from clearhead.plan import Plan
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import ALONG_UNITS
+from clearhead.recording.tape import ALONG_UNITS, GRADIENTS
 from clearhead.recording.tiles import Tiles
 from clearhead.results import Request
 from clearhead.subjects.base import How, Sample, Subject
@@ -23,7 +23,7 @@ from clearhead.targets import Target
 class Examined:
     """A subject and its recorder, and what was seen when the recorder was tested on one sample.
 
-    sample: that sample; lengths: of its streams
+    sample: that sample; lengths: of its streams; rounds: whether torch has put layers of whole numbers into the model
     """
 
     def __init__(self, subject: Subject, recorder: Recorder) -> None:
@@ -39,6 +39,7 @@ class Examined:
                     samples = self.subject.samples(self.subject.example(), How())
                 plan = Plan(self.subject, samples[:1], [[Target(lambda output: output)]])
                 self.sample = samples[0]
+                self.rounds = any(".quantized" in type(module).__module__ for module in self.subject.model.modules())
                 self.lengths = {stream: len(axis) for stream, axis in samples[0].axes.items()}
                 self.recorder.test(plan.batch, plan.leaves, self.subject.padded(samples[0]))
         assert self.recorder.tested is not None
@@ -56,6 +57,8 @@ class Examined:
             return f"{name} ignores transformers' attention interface, so its values cannot be recorded"
         if reason := self.subject.why_not(method.name):
             return reason
+        if asks & GRADIENTS.keys() and self.rounds:
+            return f"{name} is quantised by torch, whose layers pass no gradients on; methods that take units away do"
         if asks & ALONG_UNITS:
             if reason := self.subject.why_no_attention():
                 return reason

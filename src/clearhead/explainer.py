@@ -136,7 +136,10 @@ class Explainer:
             found = self._within(budget, [samples[i] for i in places], [targets[i] for i in places], request)
             for i, explanations in zip(places, found, strict=True):
                 results[i] = explanations
-        by_method = [[result[m] for result in results if result is not None] for m in range(len(methods))]
+        whole = [result for result in results if result is not None]
+        if len(whole) < len(results):
+            raise InputError("progress= must hand on every batch that it is given, as tqdm does, and left some out")
+        by_method = [[result[m] for result in whole] for m in range(len(methods))]
         shaped = [explanations[0] if single else explanations for explanations in by_method]
         if isinstance(method, str | Method):
             return shaped[0]

@@ -162,5 +162,8 @@ def test_what_a_run_costs(tables: ModuleType, tmp_path: Path) -> None:
         f"| {count}" for count in (100, 200, 300, 400, 500)
     ]
     assert "3.0 times as fast" in page and "The curves are equal to 1e-07." in page
-    found["compared"]["gap"] = 0.41
-    assert "One curve or more are 0.41 apart" in tables._cost(found)
+    found["compared"] |= {"gap": 0.41, "curves": 40, "apart": 2, "gap of controls": 1e-7}
+    page = tables._cost(found)
+    assert "More than 0.001 apart are 2 of 40 curves (at most 0.41)" in page and "turns over units that are" in page
+    found["compared"]["gap of controls"] = 0.3
+    assert "turns over units, or classes, that are" in tables._cost(found)

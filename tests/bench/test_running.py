@@ -407,6 +407,11 @@ def test_labels_are_matched_by_name() -> None:
     assert aligned(Example("x", "a", 0), strange, ex).label is None
     numbered = DataSet("mine", "all", "CC0", ("bad", "so so", "good"), list, Example)
     assert [aligned(Example("x", "a", label), numbered, ex).label for label in (0, 1, 2)] == [0, 1, 2]
+    named = explainer("bert/classify", id2label={0: "negative", 1: "neutral", 2: "positive"})
+    assert [aligned(Example("x", "a", label), numbered, named).label for label in (0, 1, 2)] == [0, 1, 2]
+    found = replace(numbered, by_alphabet=True)  # their numbers are nobody's
+    assert all(aligned(Example("x", "a", label), found, named).label is None for label in (0, 1, 2))
+    assert [aligned(Example("x", "a", label), found, ex).label for label in (0, 1, 2)] == [0, 1, 2]
     half = DataSet("mine", "all", "CC0", ("LABEL_1", "other", "third"), list, Example)
     assert [aligned(Example("x", "a", label), half, ex).label for label in (0, 1, 2)] == [1, None, None]
 

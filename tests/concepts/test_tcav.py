@@ -218,3 +218,10 @@ def test_bad_requests():
         tcav(ex, texts, {}, texts, [1])
     with pytest.raises(ClearheadError, match="do not hand on one vector"):
         activations(explainer("swin/image"), inputs("swin/image"), [1])
+
+
+def test_one_text_is_no_list_of_letters():
+    ex = explainer("bert/classify")
+    for call in (lambda: activations(ex, "superb", [1]), lambda: gradients(ex, "superb", [1], target=0)):
+        with pytest.raises(InputError, match="a list of inputs is wanted, and 'superb' is one text"):
+            call()

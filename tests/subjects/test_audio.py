@@ -212,6 +212,27 @@ class TestInputs:
         with pytest.raises(InputError, match="16000 numbers per second, and the model takes 8000: resample it"):
             ex.explain((wave, 16000))
 
+    @pytest.mark.parametrize("name", ["whisper", "ast"])
+    def test_what_the_extractor_leaves_out_is_told(self, name: str) -> None:
+        if name == "whisper":
+            extractor: Any = transformers.WhisperFeatureExtractor(feature_size=6, sampling_rate=3200, chunk_length=1)
+            most, rate = 3200, 3200
+        else:
+            extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=18)
+            most, rate = 400 + 17 * 160, 16_000
+        ex = clearhead.load(explainer(name).subject.model, extractor)
+        wave = np.random.default_rng(0).normal(size=2 * most)
+        for length, dropped in ((most, 0), (2 * most, 1)):
+            e = ex.explain((wave[:length], rate), "saliency")
+            assert e.certificate["truncated_tokens"] == dropped * len(e.units)
+        assert e.scores.tolist() == ex.explain((wave[:most], rate), "saliency").scores.tolist()
+
+    def test_two_sounds_are_no_sound_and_its_rate(self) -> None:
+        extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
+        wave = np.zeros(61)
+        with pytest.raises(InputError, match="a sound must be an array of real numbers over time, one channel"):
+            clearhead.load(explainer("wav2vec2").subject.model, extractor).explain(audio=(wave, wave))
+
     def test_padding_is_cut_off(self) -> None:
         given = sound("wav2vec2")["input_values"]
         padded = torch.nn.functional.pad(given, (0, 20))

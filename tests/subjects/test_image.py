@@ -199,6 +199,17 @@ def test_paths_arrays_and_pictures_are_the_same(tmp_path: Path) -> None:
     assert ex.explain(PICTURE[..., 0]).units.grid == (4, 4)  # grey
 
 
+def test_a_picture_is_turned_as_its_camera_says_however_it_comes(tmp_path: Path) -> None:
+    path, picture = tmp_path / "turned.jpg", Image.fromarray(PICTURE)
+    flags = Image.Exif()
+    flags[0x0112] = 6
+    picture.save(path, exif=flags, quality=100)
+    ex = clearhead.load(*image_model("vit"))
+    by_path, by_picture, flat = (ex.explain(raw).scores for raw in (path, Image.open(path), Image.open(path).copy()))
+    assert by_picture.tolist() == by_path.tolist() == flat.tolist()
+    assert by_path.tolist() != ex.explain(np.asarray(Image.open(path))).scores.tolist()
+
+
 def test_the_picture_is_shown_as_the_model_saw_it() -> None:
     model, processor = image_model("vit")
     flat = np.full((20, 20, 3), (10, 120, 250), dtype=np.uint8)

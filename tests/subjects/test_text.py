@@ -195,6 +195,34 @@ def test_which_of_several_is_no_text_is_said(bad: Any) -> None:
             call([TEXTS[0], bad])
 
 
+def test_tokens_that_are_added_later_are_read() -> None:
+    model, shared = text_model("bert")
+    own = copy.deepcopy(shared)
+    ex = clearhead.load(model, own)
+    assert ex.explain("zebrafish").tokens[1] == "[UNK]"
+    own.add_tokens(["zebrafish"])
+    with pytest.raises(InputError, match=r"gives 'zebrafish' the number \d+, and the model knows \d+ words"):
+        ex.explain("zebrafish")
+    model.resize_token_embeddings(len(own))
+    assert ex.explain("zebrafish").tokens == clearhead.load(model, own).explain("zebrafish").tokens
+    assert ex.explain("zebrafish").tokens[1] == "zebrafish"
+
+
+def test_layers_of_whole_numbers_pass_no_gradients_on() -> None:
+    model, own = text_model("bert", dtype=torch.float32)
+    rounded = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    ex = clearhead.load(rounded, own)
+    for method in ("saliency", "generic", "integrated-gradients"):
+        with pytest.raises(Refusal, match="quantised by torch, whose layers pass no gradients on"):
+            ex.explain(TEXTS[0], method=method)
+    assert np.abs(ex.explain(TEXTS[0], method="occlusion").scores).max() > 0
+
+
+def test_a_bar_must_hand_on_every_batch() -> None:
+    with pytest.raises(InputError, match="progress= must hand on every batch"):
+        explainer("bert/classify").explain(TEXTS, batch_size=1, progress=lambda batches: batches[:1])
+
+
 # --- read-outs
 
 

@@ -7,6 +7,7 @@ is computed in a chunk does not depend on where a run was stopped.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType, UnionType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: So many mosaics are made where no limit is given.
 MOSAICS = 200
+#: The name of a label that has none.
+_NUMBER = re.compile(r"(label)?[ _-]?\d+", re.IGNORECASE)
 #: So many chunks of consecutive examples are sorted by length among themselves.
 WINDOW = 16
 
@@ -168,12 +171,14 @@ def base_key(model: str, content: str, versions: str, job: Job) -> str:
 def aligned(example: Example, data: DataSet, ex: "Explainer") -> Example:
     """The example with its label as the model numbers it: by name, or by number where they share no name but the count.
 
-    Where some names are shared, numbers could put two labels under one class. Masks of objects have their own labels.
+    Where some names are shared, numbers could put two labels under one class; where both have names and those of the
+    data are numbered by the alphabet, good under NEGATIVE. Masks of objects have their own labels.
     """
     if example.target is not None or not data.labels:
         return example
     known = {name.casefold(): index for index, name in ex.labels.items()}
-    numbered = len(known) == len(data.labels) and not any(name.casefold() in known for name in data.labels)
+    told = not data.by_alphabet or all(map(_NUMBER.fullmatch, known))
+    numbered = told and len(known) == len(data.labels) and not any(name.casefold() in known for name in data.labels)
 
     def own(label: Any) -> int | None:
         found = known.get(data.label_name(label).casefold(), label if numbered else None)

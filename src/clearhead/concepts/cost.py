@@ -12,6 +12,7 @@ from clearhead.batches import followed
 from clearhead.bench.statistics import Interval, interval
 from clearhead.concepts.directions import Direction
 from clearhead.concepts.removal import Map, removed
+from clearhead.concepts.states import check_several
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 from clearhead.recording.scope import at_rest
@@ -34,6 +35,7 @@ def cost_at_masks(
     """Of a masked language model: the loss at masked tokens (always the same ones), before, after, and what it grew."""
     if not isinstance(ex.subject, MaskedLanguageModel):
         raise InputError(f"{ex.subject.name} guesses no masked words: its task needs labels, cost_with_labels(…)")
+    check_several(texts)
     given = [text for text in texts if text.strip()]
     if not given:
         raise InputError("there is no text to measure the cost on")
@@ -49,6 +51,7 @@ def cost_with_labels(
     ex: Explainer, inputs: Sequence[Any], labels: Sequence[str | int], without: Maps, progress: Any = False
 ) -> dict[str, Interval]:
     """Of a classifier: accuracy and cross-entropy on labelled inputs, before, after, and the difference."""
+    check_several(inputs)
     if len(inputs) != len(labels) or not inputs:
         raise InputError(f"each input has one label, but there are {len(inputs)} inputs and {len(labels)} labels")
     pairs = [(raw, ex.subject.label_index(label)) for raw, label in zip(inputs, labels, strict=True)]

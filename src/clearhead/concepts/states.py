@@ -47,6 +47,11 @@ def read(ex: Explainer, raw: Any, how: How | None = None) -> list[Sample]:
     return subject.samples(raw, how)
 
 
+def check_several(inputs: Any) -> None:
+    if isinstance(inputs, str):
+        raise InputError(f"a list of inputs is wanted, and {inputs[:40]!r} is one text: put it into a list")
+
+
 def states_of(
     ex: Explainer,
     inputs: Sequence[Any],
@@ -60,6 +65,7 @@ def states_of(
     progress: Progress = False,
 ) -> list[Found]:
     """The states h^k of every input, in order; with `gradient`, also those of the target's number on a scale."""
+    check_several(inputs)
     samples = [sample for raw in inputs for sample in (ex.subject.samples(raw, How()) if gradient else read(ex, raw))]
     wanted: Target | None = None
     if gradient:

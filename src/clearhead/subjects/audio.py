@@ -5,6 +5,7 @@ Sounds of one batch have one length: models that normalise over time answer diff
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,9 +67,19 @@ class AudioSubject(Subject):
             )
         wave = _waveform(raw, self.rate)
         made = self.extractor(wave, sampling_rate=self.rate, return_tensors="np")[self.leaf][0]
-        return [self._sample({self.leaf: torch.as_tensor(np.asarray(made))})]
+        most = self._most
+        cut = 0.0 if most is None else max(0, len(wave) - most) / most
+        return [self._sample({self.leaf: torch.as_tensor(np.asarray(made))}, cut)]
 
-    def _sample(self, inputs: dict[str, Tensor]) -> Sample:
+    @property
+    def _most(self) -> int | None:
+        """How many numbers of a waveform the extractor takes: Whisper's says so, and AST's counts frames."""
+        if (frames := getattr(self.extractor, "max_length", None)) is not None:
+            return int(self.rate * (0.025 + 0.010 * (frames - 1)))
+        return getattr(self.extractor, "n_samples", None)
+
+    def _sample(self, inputs: dict[str, Tensor], cut: float = 0.0) -> Sample:
+        """`cut`: what was left out, as a share of what is there."""
         for name in set(inputs) - {self.leaf}:
             raise InputError(f"sounds are explained from {self.leaf} (and their attention_mask): leave out {name}")
         given = inputs[self.leaf]
@@ -77,7 +88,8 @@ class AudioSubject(Subject):
         self.check(given)
         units = self.units_of(given)
         picture = None if units.grid is None else as_seen(given.T[None])
-        return Sample.of(inputs, units, alike=tuple(given.shape), picture=picture)
+        dropped = math.ceil(cut * len(units))
+        return Sample.of(inputs, units, dropped=dropped, alike=tuple(given.shape), picture=picture)
 
     def check(self, given: Tensor) -> None:
         """Refuse what has not the shape of one sound."""
@@ -286,7 +298,8 @@ def attend_with_gated_bias(
 
 def _waveform(raw: Any, rate: int) -> Float[np.ndarray, "time"]:
     """One channel of real numbers at the model's rate; the caller's rate is checked, where it is given."""
-    wave, given = raw if isinstance(raw, tuple) and len(raw) == 2 else (raw, rate)
+    paired = isinstance(raw, tuple) and len(raw) == 2 and isinstance(raw[1], Real)
+    wave, given = raw if paired else (raw, rate)
     try:
         wave = np.asarray(wave)
     except (TypeError, ValueError, RuntimeError) as problem:

@@ -284,9 +284,12 @@ class Subject(ABC):
     def label_index(self, label: str | int) -> int:
         if isinstance(label, str):
             for same in (str, str.casefold):
-                for index, name in self.labels.items():
-                    if same(name) == same(label):
-                        return index
+                found = [index for index, name in self.labels.items() if same(name) == same(label)]
+                if len(found) > 1:
+                    places = ", ".join(map(str, found))
+                    raise InputError(f"{len(found)} labels are called {label!r}: say which by its number ({places})")
+                if found:
+                    return found[0]
             if not label.lstrip("-").isdigit():
                 raise unknown("label", label, self.labels.values())
             label = int(label)

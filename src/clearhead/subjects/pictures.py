@@ -58,7 +58,7 @@ def open_picture(raw: Any) -> Any:
             raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):
-        return in_colour(raw)
+        return in_colour(ImageOps.exif_transpose(raw))
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
 
 

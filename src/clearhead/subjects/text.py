@@ -19,7 +19,7 @@ from clearhead.subjects.base import (
     register_subject,
     split_mapping,
 )
-from clearhead.subjects.words import Words, padded, rope_kinds
+from clearhead.subjects.words import Tokens, Words, padded, rope_kinds
 from clearhead.targets import Target
 from clearhead.units import Units, numbered
 
@@ -91,9 +91,19 @@ class TextSubject(Subject):
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"expected a text, a pair of texts or model inputs, but got {_kind(raw)}")
         tokens = self.words.read(texts, how)
+        self._check_known(tokens)
         if getattr(self.model.config, "type_vocab_size", 2) < 2 or not self.accepts("token_type_ids"):
             tokens.inputs.pop("token_type_ids", None)
         return [self._sample(tokens.inputs, tokens.units, tokens.dropped)]
+
+    def _check_known(self, tokens: Tokens) -> None:
+        count = len(self.embeddings.weight)
+        for one, name in zip(tokens.inputs["input_ids"].tolist(), tokens.units.names, strict=True):
+            if one >= count:
+                raise InputError(
+                    f"the tokenizer gives {name!r} the number {one}, and the model knows {count} words: is it another "
+                    "model's tokenizer?"
+                )
 
     def _given(self, raw: Mapping[str, Any], how: How) -> list[Sample]:
         keys = [key for key in ("input_ids", "inputs_embeds") if raw.get(key) is not None]

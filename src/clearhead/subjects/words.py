@@ -29,12 +29,16 @@ class Words:
     """A tokenizer, as one stream of a model reads texts with it."""
 
     def __init__(self, tokenizer: Any, model: nn.Module, stream: str = "text", config: Any = None) -> None:
-        # Truncation and padding are settings of a tokenizer object: work on a copy, the user's stays as it is.
-        self.tokenizer = copy.deepcopy(tokenizer)
         self.model, self.stream = model, stream
         self.config = model.config if config is None else config
-        self.truncation_side = getattr(self.tokenizer, "truncation_side", "right")
         self.lock = threading.RLock()  # for those settings, which every call of the tokenizer reads or sets
+        self.given = tokenizer
+        self._copy()
+
+    def _copy(self) -> None:
+        """Truncation and padding are settings of a tokenizer object: work on a copy, the user's stays as it is."""
+        self.tokenizer, self.copied = copy.deepcopy(self.given), _settings(self.given)
+        self.truncation_side = getattr(self.tokenizer, "truncation_side", "right")
         # Where the two differ the model's own padding counts: it numbers positions and finds the last token by it.
         own = getattr(self.config, "pad_token_id", None)
         self.pads = {own, self.token_id("pad")} - {None}
@@ -48,6 +52,9 @@ class Words:
             raise InputError("the model came without a tokenizer: give model inputs, or load (model, tokenizer)")
         if how.tokens is not None:
             raise InputError("tokens= names the units of model inputs; a text's units have names of their own")
+        with self.lock:
+            if _settings(self.given) != self.copied:  # tokens were added since
+                self._copy()
         if not all(text.strip() for text in texts):
             raise InputError("the text is empty: there is nothing to explain")
         for text in texts:
@@ -232,6 +239,12 @@ def _runs(special: Sequence[bool]) -> list[list[int]]:
                 runs.append([])
             runs[-1].append(place)
     return runs
+
+
+def _settings(tokenizer: Any) -> tuple[Any, ...]:
+    """What a person may change about a tokenizer that is in use."""
+    size = len(tokenizer) if hasattr(type(tokenizer), "__len__") else None
+    return size, getattr(tokenizer, "truncation_side", None)
 
 
 def check_unicode(text: str) -> None:

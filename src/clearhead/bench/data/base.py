@@ -61,6 +61,8 @@ class DataSet(Sequence[Example]):
     splits: tuple[str, ...] = ()
     reopen: "Callable[[str], DataSet]" = _alone
     chosen: tuple[int, ...] | None = None
+    #: Whether labels are names that were found in the data, and their numbers no more than their order in the alphabet.
+    by_alphabet: bool = False
 
     @cached_property
     def _rows(self) -> Sequence[Any]:

@@ -61,12 +61,13 @@ def hub(
         raise InputError(f"{dataset} has the columns {', '.join(there)}: say which to explain, columns=[…]")
     label = label_column or next((name for name in LABELS if name in there), None)
     labels = tuple(getattr(part.features[label], "names", None) or ()) if label else ()
-    if label and not labels and len(part) and isinstance(part[0][label], str):
+    found = bool(label and not labels and len(part) and isinstance(part[0][label], str))
+    if found:
         labels = tuple(sorted({word for one in whole.values() for word in one[label]}))  # one index in all splits
     licence = str(getattr(part.info, "license", "") or f"see https://huggingface.co/datasets/{dataset}")
     rows = partial(_numbers, reader, dataset, config, revision, split)
     make = partial(_example, (reader, dataset, config, revision, split), inputs, label, labels)
-    return DataSet(f"hub:{dataset}", split, licence, labels, rows, make, tuple(ranked))
+    return DataSet(f"hub:{dataset}", split, licence, labels, rows, make, tuple(ranked), by_alphabet=found)
 
 
 @lru_cache(maxsize=4)
@@ -125,7 +126,9 @@ def table(
     given = {row.raw[1] for row in rows if label_column and row.problem is None}
     numbers = all(str(word).lstrip("-").isdigit() for word in given)
     labels = tuple(sorted(given, key=int) if numbers else sorted(given))
-    return DataSet(path.name, split, reader.licence, labels, partial(list, rows), partial(_of_row, labels), ("all",))
+    make = partial(_of_row, labels)
+    by = not numbers
+    return DataSet(path.name, split, reader.licence, labels, partial(list, rows), make, ("all",), by_alphabet=by)
 
 
 def _of_row(labels: tuple[str, ...], row: Row) -> Example:

@@ -1,6 +1,7 @@
 """Pictures in a folder a class, as ImageNet's are, with boxes where XML files lie beside; and folders of your own."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,7 +56,9 @@ def _classes(reader: Reader, folder: Path, split: str | None) -> DataSet:
     boxes = folder / "Annotations" / "CLS-LOC" / there[split].name
     rows = partial(_files, reader, there[split], wnids)
     make = partial(_example, there[split], boxes if boxes.is_dir() else None)
-    return DataSet(reader.name, split, reader.licence, labels, rows, make, tuple(there))
+    # ImageNet's own ids are numbered in their order everywhere; other folders by the alphabet, which no model knows
+    others = not all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids)
+    return DataSet(reader.name, split, reader.licence, labels, rows, make, tuple(there), by_alphabet=others)
 
 
 def names_of_ids(folders: Sequence[Path]) -> dict[str, str]:
