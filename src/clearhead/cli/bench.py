@@ -96,8 +96,8 @@ def bench(
     """Measure how true and how faithful explanations are.
 
     Results are Parquet files, one row for each example, method, protocol and setting. A run that was stopped, or asked
-    for more, computes the chunks of examples that are missing, and no other. A method's rank is shown only as far as the
-    examples decide it.
+    for more, computes the chunks of examples that are missing, and no other. A method's rank is shown only as far as
+    the examples decide it.
     """
     from clearhead.bench import predicting
     from clearhead.bench.engines import engine as engine_named
