@@ -227,6 +227,13 @@ class TestInputs:
             assert e.certificate["truncated_tokens"] == dropped * len(e.units)
         assert e.scores.tolist() == ex.explain((wave[:most], rate), "saliency").scores.tolist()
 
+    @pytest.mark.parametrize("frames", [7, 10, 18, 1024])
+    def test_frames_are_whole_numbers_of_a_waveform(self, frames: int) -> None:
+        """A product of fractions may lie just below one, and a sound that fits would be said to be cut."""
+        extractor = transformers.ASTFeatureExtractor(num_mel_bins=11, max_length=frames)
+        ex = clearhead.load(explainer("ast").subject.model, extractor)
+        assert ex.subject._most == 400 + 160 * (frames - 1)
+
     def test_two_sounds_are_no_sound_and_its_rate(self) -> None:
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
         wave = np.zeros(61)

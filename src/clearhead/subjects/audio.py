@@ -75,7 +75,7 @@ class AudioSubject(Subject):
     def _most(self) -> int | None:
         """How many numbers of a waveform the extractor takes: Whisper's says so, and AST's counts frames."""
         if (frames := getattr(self.extractor, "max_length", None)) is not None:
-            return int(self.rate * (0.025 + 0.010 * (frames - 1)))
+            return round(self.rate * (0.025 + 0.010 * (frames - 1)))
         return getattr(self.extractor, "n_samples", None)
 
     def _sample(self, inputs: dict[str, Tensor], cut: float = 0.0) -> Sample:
