@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import transformers
+from performance_recall import compared
 from performance_ways import OTHERS, installed, plain, reference
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, LlamaForCausalLM, MistralForCausalLM
@@ -301,6 +302,8 @@ def exact(bench: Bench, quick: bool) -> None:
             row = {"part": "exact", **about, "device": bench.device, "way": f"clearhead generic, {kernel}"}
             row["kernel"] = e.certificate["kernel"]
             bench.add({**row, "error": error, "bar": 1e-2 if dtype == torch.bfloat16 else 1e-5})
+    for row in compared(bench.device, 512 if quick else 4096):
+        bench.add(row)
 
 
 PARTS = {"short": short, "throughput": throughput, "length": length, "windows": windows, "exact": exact}

@@ -4,16 +4,27 @@ import numpy as np
 import pytest
 import torch
 
+import clearhead
+from clearhead import Generated, Method
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tape import Ask, Call
 from clearhead.recording.tiles import Tiles
 from tests import models
 from tests.recording import test_streaming as streaming
+from tests.recording.same_pass import far_from_whole_maps
 
 SUBJECTS = ["bert/classify", "roberta/mask", "deberta/classify", "vit/image"]
 #: Far less wild than the tests' usual weights: what half precision does to those says nothing about recording.
 GENTLE = {"initializer_range": 0.1}
+#: Every way in which methods join maps.
+METHODS = [
+    *("generic", "grad-sam", "attention", "attention-x-gradient", "attention-gradcam", "rollout", "attcat", "cat"),
+    Method("grad-sam", received=True),
+    *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
+]
+#: Those of them that have a rule for streams that look at each other.
+ACROSS = ["attention", "attention-gradcam"]
 
 
 def half(subject, dtype):
@@ -106,3 +117,14 @@ def test_tiles_of_every_kind_against_float64(name, own, monkeypatch):
             for one, other in zip(found, expected, strict=True):
                 assert one.dtype == (torch.float32 if found is sums else torch.bfloat16)
                 assert (one - other).abs().max() <= within * other.abs().max()
+
+
+@pytest.mark.parametrize(("name", "own"), streaming.CASES)
+def test_scores_of_every_kind_are_those_of_whole_maps_in_float64(name, own):
+    """Methods to their end, in one bfloat16 pass: from tiles, and from the whole maps of float64."""
+    model = streaming.model_of(name, own, torch.bfloat16)
+    model.config.decoder_start_token_id = 2
+    across = model.config.is_encoder_decoder
+    how = {"kernel": "tiles", "target": Generated(2, 7) if across else 1}
+    gaps = far_from_whole_maps(clearhead.load(model), streaming.batch(name), ACROSS if across else METHODS, **how)
+    assert all(far <= 1e-5 for far in gaps.values()), gaps

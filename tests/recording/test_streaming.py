@@ -67,8 +67,7 @@ CASES = [(name, own) for name in MODELS for own in ("eager", "sdpa") if own == "
 ASKS = ("attention_gradient", "block_input_gradient", "input_gradient")
 
 
-@cache
-def recorder(name: str, own: str, dtype: torch.dtype) -> Recorder:
+def model_of(name: str, own: str, dtype: torch.dtype) -> Any:
     if name == "position bias":
         models.skip_if_not_yet("t5")
     if name == "window both ways":
@@ -78,6 +77,12 @@ def recorder(name: str, own: str, dtype: torch.dtype) -> Recorder:
     torch.manual_seed(5)
     model = model_class(model_class.config_class(**settings)).to(dtype).eval()
     model.config._attn_implementation_internal = own
+    return model
+
+
+@cache
+def recorder(name: str, own: str, dtype: torch.dtype) -> Recorder:
+    model = model_of(name, own, dtype)
 
     def streams(module: str, nth: int) -> tuple[str, str]:
         """The decoder looks at itself or, across, at the source."""

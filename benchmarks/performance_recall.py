@@ -1,0 +1,68 @@
+"""How exact streaming is on a trained model with sharp attention, zoo:recall-4k: the part `exact` of `performance.py`.
+
+Two passes round otherwise, and sharp attention makes much of it. So streaming is held to whole maps in float64 of the
+same pass: of its own queries, keys, values and gradients. How far passes are from one in float64, streaming and with
+whole maps, is said, too: that is the model's own rounding, which no recorder mends.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clearhead
+from clearhead import Method
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.recording.same_pass import far, far_from_whole_maps
+
+METHODS = [
+    *("generic", "grad-sam", "attcat", "attention", "attention-gradcam", "attention-x-gradient", "rollout"),
+    *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
+]
+LISTS = 3
+SAME_PASS = "streaming against whole maps in float64, of the same pass"
+
+
+def compared(device: str, tokens: int) -> list[dict[str, Any]]:
+    """A row for each comparison: the largest gap of a score, of the largest score, over some lists; and by method."""
+    from clearhead_zoo.tasks import recall
+
+    gaps: dict[tuple[str, str], dict[str, float]] = {}
+    kernels: dict[tuple[str, str], str] = {}
+    models = {name: _model(device, name) for name in ("float32", "bfloat16", "float64")}
+    exact_model = models.pop("float64")
+    for example in recall.examples(LISTS, seed=2024, pairs=recall.most_pairs(tokens)):
+        exact = exact_model.explain(example.text, METHODS, kernel="materialised")
+        for dtype, ex in models.items():
+            streaming, whole = (ex.explain(example.text, METHODS, kernel=one) for one in ("streaming", "materialised"))
+            for way, ran, found in (
+                (SAME_PASS, streaming, far_from_whole_maps(ex, example.text, METHODS, kernel="streaming")),
+                ("streaming against the model in float64", streaming, _between(streaming, exact)),
+                ("whole maps against the model in float64", whole, _between(whole, exact)),
+            ):
+                before = gaps.setdefault((dtype, way), found)
+                gaps[dtype, way] = {method: max(gap, before[method]) for method, gap in found.items()}
+                kernels[dtype, way] = ran["generic"].certificate["kernel"]
+    return [
+        {
+            **{"part": "exact", "model": "zoo:recall-4k", "tokens": tokens, "batch": 1, "dtype": dtype},
+            **{"device": device, "way": f"clearhead, {len(METHODS)} methods, {way}", "kernel": kernels[dtype, way]},
+            **{"error": max(found.values()), "by method": found},
+            **({"bar": 1e-2 if dtype == "bfloat16" else 1e-5} if way == SAME_PASS else {}),
+        }
+        for (dtype, way), found in gaps.items()
+    ]
+
+
+def _model(device: str, dtype: str) -> Any:
+    """The weights are those of bfloat16 in every format."""
+    ex = clearhead.load("zoo:recall-4k", dtype="bfloat16", device=device)
+    ex.subject.model.to(getattr(torch, dtype))
+    return ex
+
+
+def _between(found: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
+    return {method: far(one, expected[method]) for method, one in found.items()}
