@@ -5,14 +5,16 @@ import hashlib
 import json
 import os
 import struct
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.errors import InputError, unknown
+from clearhead.errors import ClearheadWarning, InputError, unknown
 
 SOUNDS = (".wav",)
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -21,6 +23,9 @@ LINES = (".jsonl", ".ndjson")
 TEXT = ".txt"
 #: Pictures that scikit-image carries with it, by name.
 NAMED_PICTURES = ("astronaut", "camera", "cat", "chelsea", "coffee", "coins", "hubble_deep_field", "retina", "rocket")
+
+#: A row by column, or why it is no row of its table.
+Cells = tuple[dict[str, Any] | None, str | None]
 
 csv.field_size_limit(2**31 - 1)  # a long text is a long cell
 
@@ -115,14 +120,11 @@ def read_sound(path: Path) -> tuple[Any, int]:
         wave = (wave.astype(np.float32) - 128) / 128
     elif wave.dtype.kind == "i":
         wave = wave.astype(np.float32) / -float(np.iinfo(wave.dtype).min)
-    return (wave if wave.ndim == 1 else wave.mean(axis=1)), int(rate)
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A row of a table that is not what the table's rows are, and why."""
-
-    problem: str
+    if wave.ndim == 1 or wave.shape[1] == 1:
+        return wave.reshape(-1), int(rate)
+    told = f"{str(path)!r} has {wave.shape[1]} channels, and their mean is explained"
+    warnings.warn(told, ClearheadWarning, stacklevel=2)
+    return wave.mean(axis=1), int(rate)
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class Dataset:
             for file in _files(self.path, (TEXT,) if self.kind == "texts" else PICTURES):
                 yield self._row(file.relative_to(self.path).as_posix(), file)
             return
-        for number, cells in enumerate(_cells(self.path), 1):
-            yield self._of_cells(f"{number:06d}", cells, takes)
+        for row in _cells(self.path):
+            yield self._of_cells(row, takes)
 
     def _row(self, name: str, file: Path) -> Row:
         if self.kind == "pictures":
@@ -167,22 +169,22 @@ class Dataset:
         except (InputError, OSError) as problem:
             return Row(name, problem=str(problem))
 
-    def _of_cells(self, number: str, cells: "dict[str, Any] | Unread", takes: tuple[str, ...]) -> Row:
-        if isinstance(cells, Unread):
-            return Row(number, problem=cells.problem)
-        values = [cells.get(column) for column in self.columns]
+    def _of_cells(self, row: Row, takes: tuple[str, ...]) -> Row:
+        if row.problem is not None:
+            return row
+        values = [row.raw.get(column) for column in self.columns]
         for column, value in zip(self.columns, values, strict=True):
             if not isinstance(value, str):
-                return Row(number, problem=f"column {column!r} holds no text but {value!r}")
+                return Row(row.id, problem=f"column {column!r} holds no text but {value!r}")
         if takes == ("image",):
-            return Row(number, self.path.parent / str(values[0]))
+            return Row(row.id, self.path.parent / values[0])
         if not self.with_pictures:
-            return _checked(number, tuple(str(value) for value in values))
+            return _checked(row.id, tuple(values))
         from clearhead.subjects.base import Given as Streams
 
-        row = _checked(number, tuple(str(value) for value in values[:-1]))
-        both = Streams(text=row.raw, image=self.path.parent / str(values[-1]))
-        return row if row.problem else Row(number, both)
+        text = _checked(row.id, tuple(values[:-1]))
+        both = Streams(text=text.raw, image=self.path.parent / values[-1])
+        return text if text.problem else Row(row.id, both)
 
 
 def open_dataset(
@@ -197,30 +199,44 @@ def open_dataset(
     with _readable(path):
         count = sum(1 for _ in _cells(path))
         if not count:
-            raise InputError(f"{str(path)!r} is empty: there is no row to explain")
-        columns = _columns(path, column, pair_column, image_column)
+            raise InputError(f"{str(path)!r} is empty: give one input a row, in a table below the names of its columns")
+    columns = _columns(path, column, pair_column, image_column)
     kind: Literal["table", "lines"] = "table" if path.suffix.lower() in TABLES else "lines"
     return Dataset(path, kind, columns, count, _digest([path], path.parent), image_column is not None)
 
 
-def cells_of(path: str | Path, column: str) -> list[Any]:
+def whole(path: str | Path, rows: Iterable[Row]) -> list[Any]:
+    """What the rows of a data set hold, where each of them counts: those that cannot be read are told, not left out."""
+    found = list(rows)
+    if bad := unread(found):
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise InputError(
+            f"{len(bad)} of {len(found)} rows of {str(path)!r} cannot be read, so mend them or take them out: "
+            f"{'; '.join(bad[:3])}{more}"
+        )
+    return [row.raw for row in found]
+
+
+def unread(rows: Iterable[Row]) -> list[str]:
+    """Which of the rows cannot be read, and why."""
+    return [f"row {row.id}: {row.problem}" for row in rows if row.problem is not None]
+
+
+def cells_of(path: str | Path, column: str, limit: int | None = None) -> list[Any]:
     """One column of a table as it stands there, such as the labels of its rows."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder, which has no columns, and so no labels")
+    _columns(path, column)
     with _readable(path):
-        rows = list(_cells(path))
-        there = _names(path)
-    if column not in there:
-        raise InputError(f"{path.name}: {unknown('column', column, there)}")
-    found: list[Any] = []
-    for number, cells in enumerate(rows, 1):
-        if isinstance(cells, Unread):
-            raise InputError(f"row {number} of {str(path)!r}: {cells.problem}")
-        if cells.get(column) in (None, ""):
-            raise InputError(f"row {number} of {str(path)!r} has no {column}: give every row one")
-        found.append(cells[column])
-    return found
+        return whole(path, (_cell(row, column) for row in islice(_cells(path), limit)))
+
+
+def columns_of(path: Path) -> list[str]:
+    """Those that the head of a table names, or the first line of JSON that can be read."""
+    with _readable(path):
+        if path.suffix.lower() not in TABLES:
+            return next((list(row.raw) for row in _cells(path) if row.problem is None), [])
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next((cells for cells in _split(file, path) if cells), [])
 
 
 def read_text(path: Path) -> str:
@@ -247,45 +263,47 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _columns(path: Path, column: str | None, *others: str | None) -> tuple[str, ...]:
-    there = _names(path)
-    if column is None:
-        column = "text" if "text" in there or len(there) != 1 else there[0]
-    wanted = (column, *(other for other in others if other is not None))
+    there = columns_of(path)
+    own = ("text" if "text" in there or len(there) != 1 else there[0]) if column is None else column
+    wanted = (own, *(other for other in others if other is not None))
     for name in wanted:
         if name not in there:
-            problem = unknown("column", name, there)
-            raise InputError(f"{path.name}: {problem}. Choose with --column")
+            hint = ". Choose with --column" if column is None and name == own else ""
+            raise InputError(f"{path.name}: {unknown('column', name, there)}{hint}")
         if there.count(name) > 1:
             raise InputError(f"{path.name}: {there.count(name)} columns are called {name!r}: give each its own name")
     return wanted
 
 
-def _names(path: Path) -> list[str]:
-    """The columns: those that the head of a table names, or the first row that can be read."""
-    if path.suffix.lower() in TABLES:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return next((cells for cells in _split(file, path) if cells), [])
-    return next((list(cells) for cells in _cells(path) if isinstance(cells, dict)), [])
+def _cell(row: Row, column: str) -> Row:
+    if row.problem is not None:
+        return row
+    if row.raw.get(column) in (None, ""):
+        return Row(row.id, problem=f"it has no {column}: give every row one")
+    return Row(row.id, row.raw[column])
 
 
-def _cells(path: Path) -> "Iterator[dict[str, Any] | Unread]":
+def _cells(path: Path) -> Iterator[Row]:
     """Each row as a mapping from column to cell."""
+    suffix = path.suffix.lower()
+    if suffix not in (*TABLES, *LINES):
+        raise InputError(f"{str(path)!r} is no table: give a file that ends in {', '.join((*TABLES, *LINES))}")
     with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from _table(file, path) if path.suffix.lower() in TABLES else _lines(file)
+        read = _table(file, path) if suffix in TABLES else _lines(file)
+        for number, (cells, problem) in enumerate(read, 1):
+            yield Row(f"{number:06d}", cells, problem)
 
 
-def _table(file: Iterable[str], path: Path) -> "Iterator[dict[str, str] | Unread]":
+def _table(file: Iterable[str], path: Path) -> Iterator[Cells]:
     """A row of another length is no row of the table: a comma may stand in a text that no quotes are around."""
     rows = (cells for cells in _split(file, path) if cells)
     names = next(rows, [])
     for cells in rows:
         if len(cells) == len(names):
-            yield dict(zip(names, cells, strict=True))
+            yield dict(zip(names, cells, strict=True)), None
         else:
-            yield Unread(
-                f"{len(cells)} in place of {len(names)} cells: put quotes around a text that holds what stands between "
-                "cells"
-            )
+            counted = f"{len(cells)} in place of {len(names)} cells"
+            yield None, f"{counted}: put quotes around a text that holds what stands between cells"
 
 
 def _split(file: Iterable[str], path: Path) -> Iterator[list[str]]:
@@ -305,21 +323,22 @@ def _split(file: Iterable[str], path: Path) -> Iterator[list[str]]:
         yield cells
 
 
-def _lines(file: Iterable[str]) -> "Iterator[dict[str, Any] | Unread]":
-    for line in file:
-        if not line.strip():
-            continue
+def _lines(file: Iterable[str]) -> Iterator[Cells]:
+    for line in filter(str.strip, file):
         try:
             cells = json.loads(line)
         except ValueError:
             cells = line.strip()
-        yield cells if isinstance(cells, dict) else Unread(f"the line is not a JSON object but {str(cells)[:60]!r}")
+        is_row = isinstance(cells, dict)
+        yield (cells, None) if is_row else (None, f"the line is not a JSON object but {str(cells)[:60]!r}")
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError:
+        raise InputError(f"there is no file {str(path)!r}") from None
     except UnicodeDecodeError as problem:
         raise InputError(f"{str(path)!r} is not UTF-8 text (byte {problem.start}): save it as UTF-8") from None
 

@@ -87,14 +87,40 @@ def test_what_cannot_be_done_is_one_line(refused, masked, source, arguments, sai
 def test_pairs_that_do_not_help(clearhead: Clearhead, refused, bert: Path, source: Path, tmp_path: Path) -> None:
     pairs, table = ("--task", "pairs", "--language", "python", "-m", bert), tmp_path / "pairs.tsv"
     assert "pairs need --language" in refused("bias", "code", source, "--task", "pairs", "-m", bert)
-    assert "must have the columns first, second, label" in refused("bias", "code", source, *pairs)
+    assert "is no table: give a file that ends in .csv, .tsv" in refused("bias", "code", source, *pairs)
+    assert f"there is no file '{table}'" in refused("bias", "code", table, *pairs)
     table.write_text("first\tsecond\tlabel\n", encoding="utf-8")
-    assert "there are no pairs in" in refused("bias", "code", table, *pairs)
+    assert "is empty: give one input a row" in refused("bias", "code", table, *pairs)
     rows = [f"x = {n}\tx = {n + 1}\tNEGATIVE" for n in range(4)]
     table.write_text("\n".join(["first\tsecond\tlabel", *rows]), encoding="utf-8")
     found = clearhead("bias", "code", table, *pairs, "--html", tmp_path / "code.html", "--json").json
     assert found["functions"] == 1 and found["accuracy"]["low"] is None
     assert any("joined by functions they share" in words for words in found["left out"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "1 of 2 rows of 'a.csv' cannot be read"),
+        ("a.csv", "first,second,label\nx,y,1\nf(x, y),y,0\n", "row 000002: 4 in place of 3 cells: put quotes"),
+        # without an end the quote takes the rest of the file for one label, and the number of cells is right
+        ("a.csv", 'first,second,label\nx,y,1\nx,y,"0\nx,z,1\n', "the row that begins in line 3 has no end that fits"),
+        ("a.csv", "first,second,first,label\nx,y,z,1\n", "2 columns are called 'first': give each its own name"),
+        ("a.csv", "first,second,label,label\nx,y,0,1\n", "2 columns are called 'label': give each its own name"),
+        ("a.tsv", "first\tother\tlabel\nx\ty\t1\n", "the columns first, second, label, but has first, other, label"),
+        ("a.csv", "first,second,label\nx,'é',1\n".encode("latin-1"), "is not UTF-8 text (byte 22): save it as UTF-8"),
+        ("a.csv", "first,second,label\nx,,1\n", "row 000001: the text is empty"),
+        ("a.csv", "first,second,label\nx,y,\n", "row 000001: it has no label: give every row one"),
+        ("a.jsonl", '{"first": "x", "second": 3, "label": 1}', "column 'second' holds no text but 3"),
+    ],
+)
+def test_tables_of_pairs_are_read_whole_or_not_at_all(
+    refused, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    said = refused("bias", "code", name, "--task", "pairs", "--language", "python", "-m", bert)
+    assert says in said and name in said and not Path("code.html").exists()
 
 
 def test_files_that_do_not_help(refused, masked: Path, tmp_path: Path) -> None:

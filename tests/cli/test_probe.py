@@ -87,6 +87,18 @@ def test_bad_requests(refused, bert: Path, arguments: tuple[object, ...], said: 
     assert said in refused("probe", *arguments, "-m", bert)
 
 
+def test_data_are_probed_whole_or_not_at_all(clearhead: Clearhead, refused, bert: Path, tmp_path: Path) -> None:
+    table = tmp_path / "some.csv"
+    table.write_text("text,label\nI like it,1\nso long, so boring,0\nSo boring,\n", encoding="utf-8")
+    probed, labels = ("probe", "uniform", table, "-m", bert), ("--labels", "label")
+    said = refused(*probed)
+    assert f"1 of 3 rows of '{table}' cannot be read" in said and "row 000002: 3 in place of 2 cells" in said
+    assert clearhead(*probed, *labels, "--limit", 1).code == 0, "rows that are not probed need not be right"
+    table.write_text("text,label\nI like it,1\nSo boring,\n", encoding="utf-8")
+    assert "row 000002: it has no label: give every row one" in refused(*probed, *labels)
+    assert "did you mean 'label'? Accepted: text, label" in refused(*probed, "--labels", "labl")
+
+
 def test_help_has_examples(clearhead: Clearhead) -> None:
     said = clearhead("probe", "--help")
     assert said.code == 0 and "clearhead probe" in said.out.partition("Examples")[2]

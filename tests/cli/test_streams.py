@@ -200,7 +200,9 @@ def test_sounds(clearhead: Clearhead, folder: Folder, bark: Path, tmp_path: Path
         same(clearhead("explain", *given, "-m", model, "--json").json, expected)
     stereo = tmp_path / "stereo.wav"
     wavfile.write(stereo, 16_000, np.stack([wave, wave], axis=1))
-    same(clearhead("explain", stereo, "-m", model, "--json").json, expected)
+    mixed = clearhead("explain", stereo, "-m", model, "--json")
+    same(mixed.json, expected)
+    assert "stereo.wav' has 2 channels, and their mean is explained" in mixed.err
     assert expected.tokens[-1] in clearhead("explain", bark, "-m", model, "--html", tmp_path / "x.html").out
 
 

@@ -1,6 +1,5 @@
 """`clearhead bias code`: what a code model looks at, by syntax class, and whether that tells when it is wrong."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import load
+from clearhead.datasets import cells_of, columns_of, open_dataset, read_text, whole
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ CODE = (
 TASKS = {"cloze": "zoo:code", "pairs": "zoo:code-clone", "translate": "zoo:code-translate"}
 #: Files that hold one function a line.
 LINES = (".txt",)
+#: Two functions, and whether they are clones.
+COLUMNS = ("first", "second", "label")
 
 
 def code(
@@ -153,8 +155,8 @@ def _questions(
         assert answers is not None
         if not languages:
             raise InputError("translation needs --language: that of the functions that are translated")
-        lines = [line for path in sources for line in _text(path).splitlines()]
-        given = _text(answers).splitlines()
+        lines = [line for path in sources for line in read_text(path).splitlines()]
+        given = read_text(answers).splitlines()
         if len(lines) != len(given):
             raise InputError(f"{len(lines)} functions have {len(given)} answers: one a line is needed in both files")
         both = _evenly(list(zip(lines, given, strict=True)), count)
@@ -186,7 +188,7 @@ def _functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
         name = languages[0] if languages else ENDINGS.get(file.suffix, "")
         if not name:
             raise InputError(f"the language of {str(file)!r} is not known by its name: say it with --language")
-        text = _text(file)
+        text = read_text(file)
         own = [line for line in text.splitlines() if line.strip()] if file.suffix in LINES else functions(text, name)
         found.setdefault(name, []).extend(own)
     if not any(found.values()):
@@ -195,29 +197,13 @@ def _functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
 
 
 def _rows(path: Path) -> list[tuple[str, str, str]]:
-    text = _text(path)
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter="," if path.suffix == ".csv" else "\t")
-    wanted = ("first", "second", "label")
-    if not set(wanted) <= set(reader.fieldnames or ()):
-        held = ", ".join(reader.fieldnames or ()) or "nothing"
-        raise InputError(f"{str(path)!r} must have the columns {', '.join(wanted)}, but has {held}")
-    found = []
-    for number, row in enumerate(reader, 1):
-        if None in row or None in row.values():
-            raise InputError(f"row {number} of {str(path)!r} has not as many cells as the table has columns")
-        found.append((row["first"], row["second"], row["label"]))
-    if not found:
-        raise InputError(f"there are no pairs in {str(path)!r}: give one a line, below the names of the columns")
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{str(path)!r} cannot be read as UTF-8 text ({problem})") from None
+    there = columns_of(path)
+    if not set(COLUMNS) <= set(there):
+        held = ", ".join(there) or "nothing"
+        raise InputError(f"{str(path)!r} must have the columns {', '.join(COLUMNS)}, but has {held}")
+    *texts, label = COLUMNS
+    pairs = whole(path, open_dataset(path, *texts).rows("text"))
+    return [(*pair, str(own)) for pair, own in zip(pairs, cells_of(path, label), strict=True)]
 
 
 def _evenly(some: list[Any], count: int) -> list[Any]:

@@ -13,7 +13,7 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import check_data, load, opened
-from clearhead.datasets import cells_of, open_dataset, recognise
+from clearhead.datasets import cells_of, open_dataset, recognise, whole
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -190,11 +190,7 @@ def probed_inputs(
         data = open_dataset(given[0].words, column, None, None)
         ex = load(opt.Loading(model), {data.stream})
         check_data(data, ex)
-        rows = list(islice(data.rows(*ex.subject.takes), limit))
-        for row in rows:
-            if row.problem is not None:
-                raise InputError(f"row {row.id} of {given[0].words!r} cannot be probed: {row.problem}")
-        return ex, [row.raw for row in rows]
+        return ex, whole(data.path, islice(data.rows(*ex.subject.takes), limit))
     if limit is not None or column is not None:
         raise InputError("--limit and --column are for data (a table or a folder), and none was given")
     ex, raws = opened(opt.Loading(model), given, opt.Read())
@@ -206,7 +202,7 @@ def probed_inputs(
 def _labels(inputs: list[str], column: str, count: int) -> list[Any]:
     if len(inputs) != 1 or recognise(inputs[0]).kind != "data":
         raise InputError("--labels is for data (a table), and none was given")
-    return cells_of(inputs[0], column)[:count]
+    return cells_of(inputs[0], column, count)
 
 
 @contextmanager

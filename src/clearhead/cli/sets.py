@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clearhead.cli import output as put
-from clearhead.datasets import TEXT, open_dataset, recognise
+from clearhead.datasets import TEXT, open_dataset, read_text, recognise, unread, whole
 from clearhead.errors import InputError
 
 T = TypeVar("T")
@@ -23,26 +23,16 @@ def read_set(words: str) -> list[Any]:
         return read_texts([path])
     if recognise(words).kind != "data":
         raise InputError(f"{words!r} is no set of inputs: give a folder, a .txt file with one a line, or a table")
-    rows = list(open_dataset(words).rows("text"))
-    for row in rows:
-        if row.problem is not None:
-            raise InputError(f"row {row.id} of {words!r} cannot be read: {row.problem}")
-    return [row.raw for row in rows]
+    return whole(words, open_dataset(words).rows("text"))
 
 
 def read_texts(paths: Sequence[Path]) -> list[str]:
     """The lines of text files that are not empty."""
     found: list[str] = []
     for path in paths:
-        if not path.exists():
-            raise InputError(f"there is no file {str(path)!r}")
         files = sorted(path.glob(f"*{TEXT}")) if path.is_dir() else [path]
         for file in files:
-            try:
-                lines = file.read_text(encoding="utf-8-sig").splitlines()
-            except UnicodeDecodeError as problem:
-                raise InputError(f"{str(file)!r} is not UTF-8 text (byte {problem.start}): save it as UTF-8") from None
-            found += [line.strip() for line in lines if line.strip()]
+            found += [line.strip() for line in read_text(file).splitlines() if line.strip()]
     if not found:
         raise InputError(f"there is no text in {', '.join(map(str, paths))}")
     return found
@@ -73,15 +63,13 @@ def read_labelled(inputs: str, column: str | None, label: str, limit: int) -> tu
     """The texts of a table and their labels, of the rows that have both."""
     if recognise(inputs).kind != "data" or Path(inputs).is_dir():
         raise InputError(f"--label is a column of a table, and {inputs!r} is none: give a CSV, TSV or JSONL file")
-    texts, labels = (list(islice(open_dataset(inputs, one).rows("text"), limit)) for one in (column, label))
-    pairs = list(zip(texts, labels, strict=True))
-    both = [(text.raw, own.raw) for text, own in pairs if not (text.problem or own.problem)]
-    left_out = [f"row {text.id}: {text.problem or own.problem}" for text, own in pairs if text.problem or own.problem]
+    rows = list(islice(open_dataset(inputs, column, label).rows("text"), limit))
+    both, left_out = [row.raw for row in rows if row.problem is None], unread(rows)
     if not both:
         raise InputError(f"{inputs!r} has no row with a text and a label ({left_out[0]})")
     if left_out:
-        put.note(f"{len(left_out)} of {len(pairs)} rows of {inputs!r} are left out ({left_out[0]})")
-    return [text for text, _ in both], [str(own) for _, own in both]
+        put.note(f"{len(left_out)} of {len(rows)} rows of {inputs!r} are left out ({left_out[0]})")
+    return [text for text, _ in both], [own for _, own in both]
 
 
 def first_of_each(some: Sequence[T], limit: int | None) -> list[T]:
