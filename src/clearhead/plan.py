@@ -243,11 +243,15 @@ class Reading:
         """Whether it needs no whole map: it reads none, or tile by tile."""
         if self.method.kind not in ("tape", "path"):
             return False
-        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0
+        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0 or self.keeps
 
     @property
     def sweeps(self) -> int:
         return max((0 if fold.needs_whole else fold.sweeps for fold in self._every), default=0)
+
+    @property
+    def keeps(self) -> bool:
+        return any(fold.keeps for fold in self._every)
 
     @property
     def reads_hidden(self) -> bool:
@@ -342,6 +346,7 @@ def recorded(
             hidden=any(reading.reads_hidden for reading in readings),
             reductions=reductions,
             reduced=reduced,
+            keeps=any(reading.keeps for reading in readings),
             ran=Ran(),
         )
     how: dict[str, Any] = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}

@@ -4,7 +4,7 @@ Another pass in half precision rounds otherwise, and sharp attention makes much 
 gradients stay the bytes that they are, so that all that can differ are the sums.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from clearhead.explainer import Explainer
-from clearhead.recording.streaming import Gradients, Streamed
+from clearhead.recording.kept import Kept
+from clearhead.recording.reduce import Reduce
+from clearhead.recording.streaming import Gradients, Streamed, repeated
+from clearhead.recording.tape import Call
 from clearhead.recording.visits import Visits
 
 
@@ -56,7 +59,13 @@ def whole_maps_in_float64() -> Iterator[list[str]]:
             visits._fold(place, number, slice(0, attention.shape[2]), attention, slope)
         return gradients
 
-    with mock.patch.object(Visits, "_sweep", witnessed):
+    def kept(one: Kept, reductions: Sequence[Reduce]) -> list[Tensor]:
+        swept.append("after the pass")
+        attention, slope = maps(one.call, one.gradient)
+        call = Call(0, "", attention=repeated(attention, one.targets), attention_gradient=slope)
+        return [reduction.of_tile(call, slice(0, attention.shape[2]), attention.shape[2]) for reduction in reductions]
+
+    with mock.patch.object(Visits, "_sweep", witnessed), mock.patch.object(Kept, "sums", kept):
         yield swept
 
 

@@ -24,7 +24,7 @@ METHODS = [
     *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
 ]
 #: Those of them that have a rule for streams that look at each other.
-ACROSS = ["attention", "attention-gradcam"]
+ACROSS = ["generic", "attention", "attention-gradcam", "rollout"]
 
 
 def half(subject, dtype):

@@ -58,6 +58,8 @@ def test_many_rows_are_left_to_tiles():
 
     few, many = (Reduce("attention", torch.zeros(1, count, 8)) for count in (30, 3000))
     assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
+    few, many = (Reduce("attention", columns=torch.zeros(1, count, 8)) for count in (30, 300))
+    assert TritonKernel().takes(fake(), [few]) and not TritonKernel().takes(fake(), [few, many])
 
 
 def made(heads=2, shared=1, queries=21, keys=21, width=16, dtype=torch.float32, **how):
@@ -133,7 +135,41 @@ def test_sums_are_those_of_the_maps(name):
     close(call.over_queries(weights[:, 0], "positive"), torch.einsum("bi,bhij->bhj", weights[:, 0].double(), positive))
     close(call.over_queries(signed, "product"), torch.einsum("bi,bhij->bhj", signed.double(), attention * gradient))
     close(call.over_keys("positive"), positive.sum(-1))
+    columns = torch.rand(batch, call.shape[3], device=DEVICE) - 0.3
+    columns[:, 3] = 0
+    close(call.over_keys("positive", columns), torch.einsum("bj,bhij->bhi", columns.double(), positive))
     close(call.joined(weights, "attention"), weights.double() @ attention.mean(1))
+
+
+def encoder_decoder():
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(0)
+    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in _SIDE.items()}
+    config = BartConfig(d_model=32, vocab_size=40, pad_token_id=0, init_std=0.3, decoder_start_token_id=2, **sides)
+    return BartForConditionalGeneration(config).eval().to(DEVICE)
+
+
+_SIDE = {"layers": 2, "ffn_dim": 32, "attention_heads": 2}
+
+
+@here
+@pytest.mark.gpu
+def test_encoder_decoders_are_asked_after_the_pass():
+    """Rows pushed down and columns pulled up, of padded sources, for several words."""
+    import clearhead
+
+    ex = clearhead.load(encoder_decoder())
+    answers = torch.tensor([[2, 5, 9, 11], [2, 30, 21, 4]], device=DEVICE)
+    inputs = {**words("after"), "decoder_input_ids": answers}
+    methods = ["generic", "rollout"]
+    found, expected = (ex.explain(inputs, methods, kernel=kernel) for kernel in ("triton", "materialised"))
+    for name, explanations in found.items():
+        for e, other in zip(explanations, expected[name], strict=True):
+            assert e.certificate["kernel"] == "streaming: triton"
+            for stream, part in other.parts.items():
+                gap = abs(e[stream].matrix - part.matrix).max()
+                assert gap <= 1e-5 * abs(part.matrix).max() > 0, (name, stream)
 
 
 @here

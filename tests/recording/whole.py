@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.recording.reduce import Reduce, push
+from clearhead.recording.reduce import Reduce, pull, push
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.tape import Call
 
@@ -53,4 +53,6 @@ class WholeMaps:
     def _sum(self, wanted: Reduce, call: Call) -> Tensor:
         own = call if wanted.heads is None else call.with_heads(wanted.heads)
         maps = wanted.maps(own)
+        if wanted.columns is not None:
+            return pull(wanted.columns, maps)
         return maps.sum(3) if wanted.rows is None else push(wanted.rows, maps)

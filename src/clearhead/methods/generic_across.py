@@ -20,6 +20,9 @@ since the sum of both states is the stream's, which holds the tower as it was be
 halve at every bridge what was measured below; their sum would count the tower's lower layers, and the identity, anew at
 every bridge.) Without `aggregate` such a layer replaces R_ss, as every other does. A state that is joined with itself
 stays what it is, as it does under the layer norm that follows.
+
+Where a stream that is looked at looks at itself alone, as in encoder–decoders, the rows that are read are made without
+any R (`generic_one_way.py`), as long as no option says otherwise.
 """
 
 from dataclasses import dataclass
@@ -31,7 +34,8 @@ from torch import Tensor
 
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
-from clearhead.methods.maps import Map, Matrix, map_of, steps
+from clearhead.methods.generic_one_way import Rows, rows_by_stream
+from clearhead.methods.maps import Map, Matrix, kept_of, map_of, one_way, steps
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
 
@@ -65,10 +69,33 @@ class GenericAcross(AcrossFold):
     def begin(self) -> None:
         self.maps: list[Map] = []
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether no R is needed."""
+        as_published = self.aggregate and self.normalise and self.within and self.guard == "rows"
+        return as_published and one_way(self)
+
+    @property
+    def keeps(self) -> bool:
+        return self.by_rows and self.fusion == "clamp-mean" and not self.lrp
+
+    def folded(self, call: Call) -> None:
+        if call.kept is None:
+            super().folded(call)
+        else:
+            self.maps.append(kept_of(self, call, "positive"))
+
     def visit(self, call: Call) -> None:
         self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
+        rows = self._by_rows() if self.by_rows else self._by_matrices()
+        return {stream: Scores(row) for stream, row in rows.items()}
+
+    def _by_rows(self) -> dict[str, Rows]:
+        return rows_by_stream(self.maps[::-1], self.frames, [*filter(self.speaks, self.frames)])
+
+    def _by_matrices(self) -> dict[str, Rows]:
         self.own = {stream: self._first(stream) for stream in self.frames}
         self.aside = dict(self.own)  # of the towers
         self.between: dict[Pair, Matrix] = {}  # R_sq
@@ -85,7 +112,7 @@ class GenericAcross(AcrossFold):
             for (looks, seen), relevance in self.between.items():
                 if looks == stream:
                     rows[seen] = rows[seen] + self.frames[looks].readout @ relevance
-        return {stream: Scores(row) for stream, row in rows.items()}
+        return rows
 
     def _first(self, stream: str) -> Own:
         if self.guard == "rows" or not self.aggregate:

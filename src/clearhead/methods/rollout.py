@@ -18,6 +18,7 @@ layers of the stream, too, which look at the tower (why: `generic_across.py`), a
 Without `half` nothing is halved, as in the authors' VisualBERT: the scores are larger by a factor of 2 a layer.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
-from clearhead.methods.maps import Map, Matrix, map_of, steps
+from clearhead.methods.maps import Map, Matrix, kept_of, map_of, one_way, steps
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
@@ -88,12 +89,47 @@ class RolloutAcross(AcrossFold):
     def begin(self) -> None:
         self.maps: list[Map] = []
 
+    @property
+    def keeps(self) -> bool:
+        return one_way(self)
+
+    def folded(self, call: Call) -> None:
+        if call.kept is None:
+            super().folded(call)
+        else:
+            self.maps.append(kept_of(self, call, "attention"))
+
     def visit(self, call: Call) -> None:
         # The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere.
         looking = self.frames[call.query_stream].valid[:, :, None]
         self.maps.append(map_of(self, call, call.mean_attention * looking))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
+        rows = self._by_rows(self.maps[::-1]) if one_way(self) else self._by_matrices()
+        return {stream: Scores(row) for stream, row in rows.items()}
+
+    def _by_rows(self, maps: Sequence[Map]) -> dict[str, Matrix]:
+        """A row times R_qq is pushed from its last layer to its first; R_ssᵀ, which takes columns, the other way."""
+        rows = {stream: self._pushed(maps, stream, frame.readout) for stream, frame in self.frames.items()}
+        last = {(one.looks, one.seen): place for place, one in enumerate(maps) if one.looks != one.seen}
+        for (looks, seen), place in last.items():
+            met = maps[place].push(self._pulled(maps[:place], looks, self.frames[looks].readout))
+            rows[seen] = rows[seen] + self._pushed(maps[:place], seen, met)
+        return rows
+
+    def _pushed(self, maps: Sequence[Map], stream: str, rows: Matrix) -> Matrix:
+        for one in reversed([one for one in maps if one.looks == one.seen == stream]):
+            rows = self._halved(rows, one)
+            rows = rows + one.push(rows)
+        return rows
+
+    def _pulled(self, maps: Sequence[Map], stream: str, columns: Matrix) -> Matrix:
+        for one in maps:
+            if one.looks == one.seen == stream:
+                columns = self._halved(columns + one.pull(columns), one)
+        return columns
+
+    def _by_matrices(self) -> dict[str, Matrix]:
         rolled = {stream: _identity(frame) for stream, frame in self.frames.items()}
         towers = dict(rolled)
         between: dict[tuple[str, str], Tensor] = {}
@@ -103,18 +139,22 @@ class RolloutAcross(AcrossFold):
                 looks, seen = one.looks, one.seen
                 if looks == seen:
                     added = one.joined @ (towers if one.tower else rolled)[seen]
-                    rolled[looks] = self._halved(rolled[looks] + added, one.joined)
+                    rolled[looks] = self._halved((rolled[looks] + added).mT, one).mT
                     if one.tower:
-                        towers[looks] = self._halved(towers[looks] + added, one.joined)
+                        towers[looks] = self._halved((towers[looks] + added).mT, one).mT
                 else:
                     between[looks, seen] = rolled[looks].mT @ one.joined @ before[seen]
         rows = {stream: frame.readout @ rolled[stream] for stream, frame in self.frames.items()}
         for (looks, seen), rollout in between.items():
             rows[seen] = rows[seen] + self.frames[looks].readout @ rollout
-        return {stream: Scores(row) for stream, row in rows.items()}
+        return rows
 
-    def _halved(self, both: Matrix, attention: Matrix) -> Matrix:
-        return both / _sums(attention) if self.half else both
+    def _halved(self, both: Matrix, one: Map) -> Matrix:
+        """Rows or columns over the queries, divided by the sums of the rows of E_h A + I."""
+        if not self.half:
+            return both
+        ones = both.new_ones(len(both), 1, self.frames[one.seen].readout.shape[2])
+        return both / (1 + one.pull(ones))
 
 
 def _sums(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:

@@ -207,12 +207,13 @@ class _Sum:
     def __init__(self, wanted: Reduce, call: Streamed) -> None:
         batch, heads, queries, keys = call.outline.shape
         self.wanted, self.chosen = wanted, range(heads) if wanted.heads is None else wanted.heads
-        apart = len(self.chosen)
-        if wanted.rows is None:
+        apart, pulled = len(self.chosen), wanted.columns is not None
+        self.weights = wanted.columns if pulled else wanted.rows
+        if self.weights is None:
             self.total = call.query.new_zeros(batch, apart, queries)
         else:
-            count = wanted.rows.shape[1]
-            self.total = call.query.new_zeros(batch, apart if count == 1 else 1, count, keys)
+            count = self.weights.shape[1]
+            self.total = call.query.new_zeros(batch, apart if count == 1 else 1, count, queries if pulled else keys)
         self.last = max(self.chosen)
         self.joined: Tensor | None = None
 
@@ -220,19 +221,21 @@ class _Sum:
         places = [place for place, head in enumerate(self.chosen) if tile.heads.start <= head < tile.heads.stop]
         if not places:
             return
-        maps, rows, total = tile.maps(self.wanted.of), self.wanted.rows, self.total[i]
+        maps, total = tile.maps(self.wanted.of), self.total[i]
         if self.wanted.heads is not None:
             maps = maps[[self.chosen[place] - tile.heads.start for place in places]]
         into = slice(places[0], places[-1] + 1) if self.wanted.heads is None else places
-        if rows is None:
+        if self.weights is None:
             total[into, tile.rows] += maps.sum(2)
             return
-        weights = rows[i, :, tile.rows].float() / len(self.chosen)
+        pulled = self.wanted.columns is not None
+        through, onto = (tile.keys, tile.rows) if pulled else (tile.rows, tile.keys)
+        weights = self.weights[i, :, through].float() / len(self.chosen)
         if len(weights) == 1:
-            total[into, :, tile.keys] += weights.expand(len(maps), 1, -1) @ maps
+            total[into, :, onto] += weights.expand(len(maps), 1, -1) @ (maps.mT if pulled else maps)
             return
         # as many rows as queries take as long as the maps themselves: all heads together, once
         self.joined = maps.sum(0) if self.joined is None else self.joined.add_(maps.sum(0))
         if self.last < tile.heads.stop:
-            total[0, :, tile.keys] += weights @ self.joined
+            total[0, :, onto] += weights @ (self.joined.mT if pulled else self.joined)
             self.joined = None

@@ -17,9 +17,10 @@ from clearhead.recording.cuts import Whole
 from clearhead.recording.interface import NAME, Captured, capture
 from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
 from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
+from clearhead.recording.streaming import repeated
 from clearhead.recording.tape import GRADIENTS, Asks, Call, Tape, check_asks
 from clearhead.recording.tiles import Kernel, Tiles
-from clearhead.recording.visits import Visit, Visits, plain, released, repeated
+from clearhead.recording.visits import Visit, Visits, plain, released
 
 #: The model's output → one number per sample, or several (target × sample).
 Value = Callable[[Any], Float[Tensor, "*target batch"]]

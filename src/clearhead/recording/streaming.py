@@ -14,7 +14,8 @@ methods want are sums (`reduce.py`).
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,6 +81,12 @@ class Streamed:
     def release(self) -> None:
         """Let go of everything that this call holds."""
         self.held = self.holder = self.edge = self.arrives = None
+
+    def aside(self) -> "Streamed":
+        """The same call without the graph, which is let go of when the pass ends."""
+        own = copy(self)
+        own.held, own.holder, own.edge, own.arrives = self._parts(), None, None, None
+        return own
 
     def _parts(self) -> tuple[Tensor, ...]:
         if self.held is None:
@@ -152,10 +159,7 @@ class Streamed:
         sums: list[list[Tensor]] = []
         for target in range(targets):
             own = slice(target * size, (target + 1) * size)
-            wanted = [
-                replace(one, rows=None if one.rows is None else one.rows[own].to(self.query.device))
-                for one in reductions
-            ]
+            wanted = [one.of_samples(own, self.query.device) for one in reductions]
             if backward and gradient is not None:
                 found, parts = self.kernel.backward(self, gradient[own], wanted)
                 gradients.append(found)
@@ -288,6 +292,11 @@ class _Back(torch.autograd.Function):
         where = dims[0]
         every = gradient[None].expand(info.batch_size, *gradient.shape) if where is None else gradient.movedim(where, 0)
         return call.back(every), (0, 0, 0)
+
+
+def repeated(tensor: Tensor, count: int) -> Tensor:
+    """The same for each target: target × sample as one axis (without a copy where there is one sample)."""
+    return tensor if count == 1 else tensor.expand(count, *tensor.shape).flatten(0, 1)
 
 
 def _joined(parts: Sequence[Gradients]) -> Gradients:

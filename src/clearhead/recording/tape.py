@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from clearhead.recording.kept import Kept
 
 Ask = Literal[
     "attention",
@@ -64,6 +67,8 @@ class Call:
     block_input_gradient: Float[Tensor, "batch unit model"] | None = None
     hidden_state: Float[Tensor, "batch unit model"] | None = None
     hidden_state_gradient: Float[Tensor, "batch unit model"] | None = None
+    #: Where maps are never whole: makes sums of them after the pass, as often as they are asked for.
+    kept: "Kept | None" = field(default=None, repr=False)
 
     @cached_property
     def positive(self) -> Float[Tensor, "batch head query key"]:
@@ -163,7 +168,7 @@ class Tape:
 
 
 _PLAIN = ("layer", "module", "kind", "query_stream", "key_stream")
-_TENSORS = tuple(f.name for f in fields(Call) if f.name not in _PLAIN)
+_TENSORS = tuple(f.name for f in fields(Call) if f.name not in (*_PLAIN, "kept"))
 
 
 def check_asks(asks: str | Iterable[str]) -> Asks:

@@ -28,6 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
+#: The same of columns, each of which takes a walk of its own.
+MOST_COLUMNS = 32
 
 
 def _there(
@@ -53,7 +55,7 @@ class TritonKernel:
         widest = max(query.shape[3], value.shape[3])
         fits = widest <= WIDEST.get(query.dtype, 0) and query.dtype == key.dtype == value.dtype
         square = not call.causal or query.shape[2] == key.shape[2]
-        few = all(one.rows is None or one.rows.shape[1] <= MOST_ROWS for one in reductions)
+        few = all(_count(one.rows) <= MOST_ROWS and _count(one.columns) <= MOST_COLUMNS for one in reductions)
         if call.forward is None or not (told and fits and square and few):
             return False
         if not query.is_cuda:
@@ -130,7 +132,14 @@ def _seen(call: Streamed) -> dict[str, Any]:
     return {"causal": True, "ahead": facts.after, "window": window, "mask": facts.padding}
 
 
+def _count(part: Tensor | None) -> int:
+    return 0 if part is None else part.shape[1]
+
+
 def _reduced(rebuilt: Rebuilt, one: Reduce) -> Tensor:
+    if one.columns is not None:
+        pulled = [_of_mean(rebuilt.over_keys(one.of, column)) for column in one.columns.unbind(1)]
+        return pulled[0] if len(pulled) == 1 else torch.cat(pulled, 2).sum(1, keepdim=True)
     if one.rows is None:
         return rebuilt.over_keys(one.of)
     if one.rows.shape[1] == 1:
@@ -138,6 +147,6 @@ def _reduced(rebuilt: Rebuilt, one: Reduce) -> Tensor:
     return rebuilt.joined(one.rows, one.of)[:, None]
 
 
-def _of_mean(push: Float[Tensor, "batch head key"]) -> Float[Tensor, "batch head 1 key"]:
-    """One row, so that the sum over heads is that of the mean map (`reduce.push`)."""
-    return push[:, :, None] / push.shape[1]
+def _of_mean(one: Float[Tensor, "batch head unit"]) -> Float[Tensor, "batch head 1 unit"]:
+    """One row or column, so that the sum over heads is that of the mean map (`reduce.push`, `reduce.pull`)."""
+    return one[:, :, None] / one.shape[1]

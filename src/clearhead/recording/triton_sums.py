@@ -60,9 +60,20 @@ class Rebuilt:
         below = (-weights).clamp(min=0)
         return found if not below.is_cuda and not below.any() else found - self._apart(below, of)
 
-    def over_keys(self, of: Of) -> Float[Tensor, "batch head query"]:
-        """Σ_j f_h[i, j]."""
-        return self._apart(None, of)
+    def over_keys(self, of: Of, weights: Float[Tensor, "batch key"] | None = None) -> Float[Tensor, "batch head query"]:
+        """Σ_j f_h[i, j] c[j]; without weights, Σ_j f_h[i, j]."""
+        if weights is None:
+            return self._apart(None, of)
+        parts = [self._weighed(part.clamp(min=0))._apart(None, of) for part in (weights, -weights)]
+        return parts[0] - parts[1]
+
+    def _weighed(self, weights: Float[Tensor, "batch key"]) -> "Rebuilt":
+        """Cells times a weight of their key, as a number that is added to its scores after the lse was made."""
+        level = weights.float().log()[:, None, None]
+        if self.mask is None:
+            return replace(self, mask=level)
+        own = torch.where(self.mask, level, -torch.inf) if self.mask.dtype == torch.bool else self.mask + level
+        return replace(self, mask=own)
 
     def joined(self, weights: Float[Tensor, "batch row query"], of: Of) -> Float[Tensor, "batch row key"]:
         """Σ_i w[r, i] E_h[f_h[i, j]]."""

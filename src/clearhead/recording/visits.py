@@ -10,8 +10,9 @@ from torch import Tensor
 
 from clearhead.errors import Refusal
 from clearhead.recording.interface import Captured
+from clearhead.recording.kept import Kept
 from clearhead.recording.self_test import Place
-from clearhead.recording.streaming import Gradients, Streamed
+from clearhead.recording.streaming import Gradients, Streamed, repeated
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
 from clearhead.recording.tiles import TORCH, Tiles
 
@@ -130,11 +131,20 @@ class Visits:
             record.attention_gradient = torch.zeros_like(record.attention) if gradient is None else plain(gradient)
         self.tiles.fold(record, rows, number)
 
+    def _kept(self, streamed: Streamed, gradient: Tensor | None) -> Kept:
+        aside = streamed.aside()
+        if gradient is None and "attention_gradient" in self.asks:
+            batch, heads, queries, _ = aside.outline.shape
+            gradient = aside.value.new_zeros(self.targets * batch, queries, heads, aside.value.shape[3])
+        return Kept(aside, gradient, self.targets)
+
     def _hand_over(self, place: int) -> None:
         call, arrived, record = self.calls[place], self.arrived.pop(place), self._record(place)
         if call.streamed is not None:
             if place not in self.swept:
                 self._sweep(place, arrived.get("attention_gradient"))
+            if self.tiles.keeps:
+                record.kept = self._kept(call.streamed, arrived.get("attention_gradient"))
             if place in self.passed:  # otherwise what was unpacked is wanted once more
                 call.streamed.release()
         for name in DIFFERENTIABLE:
@@ -165,11 +175,6 @@ def released(calls: Sequence[Captured]) -> Iterator[None]:
     finally:
         for one in streamed:
             one.release()
-
-
-def repeated(tensor: Tensor, count: int) -> Tensor:
-    """The same for each target: target × sample as one axis (without a copy where there is one sample)."""
-    return tensor if count == 1 else tensor.expand(count, *tensor.shape).flatten(0, 1)
 
 
 def plain(tensor: Tensor | None) -> Any:
