@@ -1,5 +1,6 @@
 """Passes that nobody records through torch.compile, for real: the same numbers, and a model that stays as it was."""
 
+import copy
 import shutil
 
 import pytest
@@ -36,3 +37,22 @@ def test_the_same_numbers_and_an_untouched_model():
 def test_recorded_passes_are_never_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda *args, **how: pytest.fail("compiled"))
     clearhead.load(bert(), compiled=True).explain({"input_ids": torch.arange(5, 13)[None]}, ["generic", "saliency"])
+
+
+def test_a_copy_compiles_its_own_model(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda run, **how: run)
+    ex, given = clearhead.load(bert(), compiled=True), {"input_ids": torch.arange(5, 13)[None]}
+    expected, other = ex.explain(given, "occlusion").scores, copy.deepcopy(ex)
+    with torch.no_grad():
+        ex.subject.model.classifier.weight.zero_()
+    assert (other.explain(given, "occlusion").scores == expected).all()
+
+
+def test_models_that_are_compiled_already():
+    model = bert()
+    with pytest.raises(clearhead.InputError, match=r"as it was before \(model\._orig_mod\), with compiled=True"):
+        clearhead.load(torch.compile(model))
+    clearhead.load(torch.compile(model)._orig_mod)
+    model.compile()
+    with pytest.raises(clearhead.InputError, match=r"as it was before \(made anew\), with compiled=True"):
+        clearhead.load(model)

@@ -147,6 +147,17 @@ def test_things_that_are_no_models() -> None:
         clearhead.load(transformers.BertForPreTraining(model.config))
 
 
+def test_models_that_answer_with_a_bare_tuple() -> None:
+    model, tok = text_model("bert")
+    ex = clearhead.load(model, tok)
+    model.config.return_dict = False
+    for call in (lambda: clearhead.load(model, tok), lambda: ex.explain(TEXT), lambda: ex.record(TEXT)):
+        with pytest.raises(clearhead.InputError, match=r"set model\.config\.return_dict = True"):
+            call()
+    model.config.return_dict = True
+    assert len(ex.explain(TEXT).scores)
+
+
 def test_folders_and_names_that_cannot_be_opened(tmp_path: Path) -> None:
     model, tok = text_model("bert", dtype=torch.float32)
     pickled = tmp_path / "pickled"

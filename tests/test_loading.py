@@ -1,6 +1,8 @@
 """Names, folders and objects: what opens, what is refused, and that the caller's own model stays as it was."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,25 @@ def test_a_folder_of_a_text_model(tmp_path: Path) -> None:
     masked, tok = text_model("bert", "ForMaskedLM", torch.float32)
     ex = clearhead.load(Path(saved(tmp_path / "masked", masked, tok)))
     assert type(ex.subject).__name__ == "MaskedLanguageModel"
+
+
+def test_a_folder_that_asks_for_bare_tuples(tmp_path: Path) -> None:
+    model, tok = text_model("bert", dtype=torch.float32)
+    expected = clearhead.load(model, tok).explain(TEXTS[0]).scores
+    model.config.return_dict = False
+    assert clearhead.load(saved(tmp_path, model, tok)).explain(TEXTS[0]).scores == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ex: pickle.loads(pickle.dumps(ex))], ids=["copy", "pickle"])
+def test_copies_and_pickles(copied: Any) -> None:
+    ex = clearhead.load(*text_model("bert"))
+    expected = ex.explain(TEXTS[0], ["generic", "occlusion"])
+    other = copied(ex)
+    with torch.no_grad():
+        for parameter in ex.subject.model.parameters():
+            parameter.zero_()
+    for method, e in other.explain(TEXTS[0], ["generic", "occlusion"]).items():
+        assert (e.scores == expected[method].scores).all() and abs(e.scores).max() > 0
 
 
 @pytest.mark.parametrize("name", ["vit", "deit-distilled"])

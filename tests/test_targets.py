@@ -152,6 +152,46 @@ def test_what_is_no_target(target: Any, scale: str, message: str) -> None:
         ex.explain(TEXTS[0], target=target, scale=scale)
 
 
+def test_names_given_after_loading_are_read() -> None:
+    model, tok = text_model("bert")
+    ex = clearhead.load(model, tok)
+    model.config.id2label = {"0": "bad", "1": "neutral", "2": "good"}  # as JSON has them
+    assert ex.labels == {0: "bad", 1: "neutral", 2: "good"}
+    assert ex.explain(TEXTS[0], target="neutral").target["index"] == 1
+    model.config.id2label = {0: "bad", 1: "neutral", 2: "good"}
+    model.config.id2label[1] = "so-so"
+    e = ex.explain(TEXTS[0], target="so-so")
+    assert e.target["name"] == "so-so" and "so-so" in [one["label"] for one in e.prediction["top"]]
+
+
+@pytest.mark.parametrize("names", [{0: "bad", 2: "good"}, {0: "bad", 1: "neutral"}, {}])
+def test_classes_without_a_name_go_by_their_number(names: dict[int, str]) -> None:
+    model, tok = text_model("bert")
+    whole = clearhead.load(model, tok)
+    expected = [whole.explain(TEXTS[0], target=index) for index in range(3)]
+    model.config.id2label = names
+    ex = clearhead.load(model, tok)
+    for index, e in enumerate(expected):
+        mine = ex.explain(TEXTS[0], target=index)
+        assert mine.target["name"] == names.get(index, str(index)) and (mine.scores == e.scores).all()
+    with pytest.raises(InputError, match="label 3 does not exist"):
+        ex.explain(TEXTS[0], target=3)
+
+
+def test_a_number_in_words_is_a_class_between_those_that_have_names() -> None:
+    model, tok = text_model("bert")
+    model.config.id2label = {0: "bad", 2: "good"}
+    assert clearhead.load(model, tok).explain(TEXTS[0], target="1").target["index"] == 1
+
+
+@pytest.mark.parametrize("target", ["more", 3, Contrast("more", 0)])
+def test_a_name_that_the_model_has_no_score_for(target: Any) -> None:
+    ex = explainer("bert/classify")
+    ex.subject.model.config.id2label = {0: "bad", 1: "neutral", 2: "good", 3: "more"}
+    with pytest.raises(InputError, match="has no score: the model has 3 labels, and its configuration"):
+        ex.explain(TEXTS[0], target=target)
+
+
 @pytest.mark.parametrize(
     ("given", "kind", "mask"),
     [

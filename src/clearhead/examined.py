@@ -32,6 +32,7 @@ class Examined:
 
     def test(self, samples: Sequence[Sample]) -> SelfTest:
         """Test the recorder on one sample, the first time it is needed."""
+        self.subject.check_answers()
         with self.recorder.lock:  # two threads may come with samples of different lengths
             if self.recorder.tested is None:
                 # Whole maps are compared, so the input is a short one where there is one.

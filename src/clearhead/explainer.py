@@ -46,6 +46,9 @@ class Explainer:
         )
         self.examined = Examined(subject, self.recorder)
 
+    def __reduce__(self) -> Any:  # for copies and pickles: locks cannot be copied, and the copy tests its own recorder
+        return type(self), (self.subject,)
+
     def __repr__(self) -> str:
         return f"Explainer({self.subject.name!r}, {type(self.subject).__name__})"
 

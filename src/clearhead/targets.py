@@ -145,7 +145,17 @@ class Target:
         """The class explained, and the one it is held against."""
 
         def index(label: str | int | None) -> int:
-            return int(scores.argmax()) if label is None else labels.label_index(label)
+            if label is None:
+                return int(scores.argmax())
+            if isinstance(label, int) and 0 <= label < len(scores):
+                return label  # whether it has a name or not
+            found = labels.label_index(label)
+            if found >= len(scores):
+                raise InputError(
+                    f"label {label!r} has no score: the model has {len(scores)} labels, and its configuration "
+                    "(config.id2label) names more"
+                )
+            return found
 
         match self.wanted:
             case Label(label):

@@ -76,7 +76,14 @@ def test_a_direction_is_found_explained_and_removed(
         *("concept", "explain", "he like the book.", "--directions", kept, "--layer", 2, "--at", "book", "-m", masked),
         *("--method", "grad-sam", "--html", page, "--json"),
     )
-    assert said.code == 0 and said.json["target"]["name"] == "m at layer 2" and page.exists()
+    assert (
+        said.code == 0 and said.json["target"]["name"] == "m at layer 2" and page.exists() and "times" not in said.err
+    )
+    said = clearhead(
+        *("concept", "explain", "the book, the movie", "--directions", kept, "--layer", 2, "--at", "the", "-m", masked),
+        *("--method", "grad-sam", "--html", page, "--json"),
+    )
+    assert said.code == 0 and said.err.count("'the' stands 2 times in the text, and the first is meant") == 1
     said = clearhead("concept", "remove", kept, corpus, "-m", masked, "--limit", 3, "--html", tmp_path / "r.html")
     assert said.code == 0 and "loss difference" in said.out and "note:" not in said.err
 
@@ -116,7 +123,8 @@ def test_a_set_with_a_bad_row_is_no_set(clearhead: Clearhead, bert: Path, tmp_pa
     (tmp_path / "good.csv").write_text("text\n" + "\n".join([*TEXTS[:20], "so long, so boring"]))
     (tmp_path / "bad.txt").write_text("\n".join(f"so boring {text}" for text in TEXTS[:20]))
     said = clearhead("concept", "densray", tmp_path / "good.csv", tmp_path / "bad.txt", "-m", bert)
-    assert said.code == 2 and "row 000021 of" in said.err and "2 in place of 1 cells" in said.err
+    assert said.code == 2 and f"1 of 21 rows of '{tmp_path / 'good.csv'}' cannot be read" in said.err
+    assert "row 000021: 2 in place of 1 cells" in said.err
 
 
 def test_bias_ends_in_a_page(clearhead: Clearhead, masked: Path, corpus: Path, pairs: Path, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """A concept as a target: the number is h·q, every kind of method explains it, and what lies above does not count."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 
+from clearhead.concepts import Directions
 from clearhead.concepts.densray import densray
 from clearhead.concepts.target import firing
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import ClearheadWarning, InputError, Refusal
 from tests.models import explainer, inputs
 
 #: One method of every kind: a tape with and without gradients, inputs, a path, rules, values, edits.
@@ -82,6 +84,29 @@ def test_a_word_by_name_and_a_text_without_a_mask():
         firing(explainer("bert/mask"), direction(), 2).explain("So boring!")
 
 
+def test_a_word_that_stands_twice_is_said():
+    ex, text = explainer("bert/classify"), "so boring and so long"
+    with pytest.warns(
+        ClearheadWarning, match=r"'So' stands 2 times .* the number of its unit \((\d+), (\d+)\)"
+    ) as said:
+        e = firing(ex, direction(), 2, "So").explain(text, method=["grad-sam", "occlusion"])["grad-sam"]
+    places = [place for place, token in enumerate(e.tokens) if token == "so"]
+    assert len(said) == 1 and f"({', '.join(map(str, places))})" in str(said[0].message)
+    values = [firing(ex, direction(), 2, place).explain(text).target["value"] for place in places]
+    assert e.target["value"] == values[0] != values[1]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ex: pickle.loads(pickle.dumps(ex))], ids=["copy", "pickle"])
+def test_copies_listen_to_their_own_model(copied):
+    ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
+    fires = firing(ex, direction(), layer=2, position=1)
+    expected, other = fires.explain(raw), copied(fires)
+    with torch.no_grad():
+        ex.subject.model.bert.encoder.layer[0].output.dense.weight.zero_()
+    found = other.explain(raw)
+    assert found.target == expected.target != fires.explain(raw).target and (found.scores == expected.scores).all()
+
+
 def test_the_model_is_untouched():
     ex = explainer("bert/classify")
     firing(ex, direction(), layer=2, position=1).explain(inputs("bert/classify")[0])
@@ -92,6 +117,10 @@ def test_the_model_is_untouched():
 
 def test_bad_requests():
     ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
+    with pytest.raises(InputError, match=r"the Direction of one layer is wanted, as densray .*, not Tensor"):
+        firing(ex, direction().q, layer=2)
+    with pytest.raises(InputError, match=r"wanted: give directions\[2\], not Directions"):
+        firing(ex, Directions({2: direction()}), layer=2)
     with pytest.raises(InputError, match="no attention lies below it"):
         firing(ex, direction(), layer=0)
     with pytest.raises(InputError, match="position=99, but the input has"):

@@ -377,6 +377,13 @@ class TestTargets:
         e = explainer("detr").explain(pixels(), "saliency", Query(2, NOTHING))
         assert e.target["name"] == NOTHING and e.target["found"] is False
 
+    def test_names_given_after_loading_are_read(self) -> None:
+        own = deepcopy(model("detr"))
+        ex = clearhead.load(own)
+        own.config.id2label = {0: "ring", 1: "box", 2: "comet"}
+        assert ex.labels == {0: "ring", 1: "box", 2: "comet", 3: NOTHING}
+        assert ex.explain(pixels(), "saliency", Query(1, "comet")).target["index"] == 2
+
     def test_a_label_is_every_such_object(self) -> None:
         ex = explainer("conditional")
         everything = ex.explain(pixels(), "saliency").target["steps"]

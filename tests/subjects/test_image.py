@@ -11,6 +11,8 @@ from PIL import Image
 
 import clearhead
 from clearhead import InputError, Refusal
+from clearhead.errors import ClearheadWarning
+from clearhead.subjects.pictures import open_picture
 from tests.models import IMAGE, image_model, inputs
 
 READOUTS = {
@@ -208,6 +210,46 @@ def test_a_picture_is_turned_as_its_camera_says_however_it_comes(tmp_path: Path)
     by_path, by_picture, flat = (ex.explain(raw).scores for raw in (path, Image.open(path), Image.open(path).copy()))
     assert by_picture.tolist() == by_path.tolist() == flat.tolist()
     assert by_path.tolist() != ex.explain(np.asarray(Image.open(path))).scores.tolist()
+
+
+@pytest.mark.parametrize("kind", ["gif", "tiff", "webp", "png"])
+def test_one_frame_of_several_is_said(kind: str, tmp_path: Path) -> None:
+    ex, file = clearhead.load(image_model("vit")), tmp_path / f"many.{kind}"
+    shades = [Image.new("RGB", (16, 16), (60 * i, 90, 120)) for i in range(3)]
+    shades[0].save(file, save_all=True, append_images=shades[1:])
+    with Image.open(file) as opened:
+        for raw, name in ((file, str(file)), (opened, "the picture")):
+            with pytest.warns(ClearheadWarning, match="has 3 frames, and the first alone is explained") as said:
+                ex.explain(raw, ["generic", "occlusion"])
+            assert len(said) == 1 and name in str(said[0].message)
+
+
+def test_a_frame_that_was_sought_out_needs_no_words(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    ex, file = clearhead.load(image_model("vit")), tmp_path / "many.gif"
+    shades = [Image.new("RGB", (16, 16), (60 * i, 90, 120)) for i in range(3)]
+    shades[0].save(file, save_all=True, append_images=shades[1:])
+    with Image.open(file) as sought:
+        sought.seek(2)
+        assert (ex.explain(sought).picture == shades[2].getpixel((0, 0))).all()
+    with Image.open(file) as closed:
+        closed.load()
+    assert (ex.explain(closed).picture == shades[0].getpixel((0, 0))).all()
+    shades[0].save(tmp_path / "camera.jpg", "MPO", save_all=True, append_images=shades[1:])  # with previews beside it
+    ex.explain(tmp_path / "camera.jpg")
+    assert not [one for one in recwarn if issubclass(one.category, ClearheadWarning)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_is_damaged_beyond_its_first_frame_opens_as_before(tmp_path: Path) -> None:
+    shades = [Image.new("RGB", (16, 16), (60 * i, 90, 120)) for i in range(3)]
+    shades[0].save(tmp_path / "many.gif", save_all=True, append_images=shades[1:])
+    whole = (tmp_path / "many.gif").read_bytes()
+    with Image.open(tmp_path / "many.gif") as picture:
+        picture.seek(1)
+        second = picture.fp.tell()
+    for length in range(second, len(whole)):
+        (tmp_path / "cut.gif").write_bytes(whole[:length])
+        assert open_picture(tmp_path / "cut.gif").getpixel((0, 0)) == shades[0].getpixel((0, 0))
 
 
 def test_the_picture_is_shown_as_the_model_saw_it() -> None:

@@ -227,7 +227,11 @@ def explain(
     directions: Annotated[str, typer.Option(metavar="FILE", help="Saved directions or concept vectors.")],
     layer: Annotated[int, typer.Option(metavar="N", help="k of h^k, at least 1.")],
     at: Annotated[
-        str, typer.Option(metavar="WORD|N|class", help="A word, the number of a unit, or where the answer is read.")
+        str,
+        typer.Option(
+            metavar="WORD|N|class",
+            help="A word (the first, if several), the number of a unit, or where the answer is read.",
+        ),
     ] = "class",
     model: opt.Model = None,
     method: opt.Methods = None,

@@ -34,7 +34,8 @@ def lecture(
 ) -> None:
     """Put Grad-SAM beside SHAP: rankings, rank correlation without special tokens, what becomes of [CLS].
 
-    The predicted class of each sentence is explained.
+    The predicted class of each sentence is explained. "SHAP, as in the lecture" explains class 1, counted from 0,
+    whatever is predicted.
     """
     put.check_places(out, option="--out")
     if out is not None and Path(out).suffix.lower() not in FIGURES:

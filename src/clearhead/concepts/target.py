@@ -7,6 +7,7 @@ Every method explains it as it explains a class; attention above the layer is le
 """
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.concepts.directions import Direction
+from clearhead.concepts.directions import Direction, Directions
 from clearhead.concepts.layers import Site, acting, layer_number, own_calls, sites, tested_of
 from clearhead.concepts.states import read
-from clearhead.errors import InputError, Refusal
+from clearhead.errors import ClearheadWarning, InputError, Refusal
 from clearhead.explainer import Explainer
 from clearhead.subjects.base import How, Sample, Subject
 from clearhead.targets import Target
@@ -37,6 +38,9 @@ def firing(
     layer: k of h^k
     position: the number of a unit, a word, or "class" for the rows that the model's own answer is read from
     """
+    if not isinstance(direction, Direction):
+        hint = f": give directions[{layer!r}]" if isinstance(direction, Directions) else ", as densray and TCAV find it"
+        raise InputError(f"the Direction of one layer is wanted{hint}, not {type(direction).__name__}")
     if len(ex.subject.takes) != 1 or tested_of(ex).crosses:
         raise Refusal(f"{ex.subject.name} has several streams: a concept's firing is explained in models of one")
     own, there = own_calls(ex), sites(ex)
@@ -44,8 +48,12 @@ def firing(
     if not number:
         raise InputError("layer 0 is what goes into the first layer: no attention lies below it, give at least 1")
     called = name or f"{direction.names[0]} at layer {number}"
-    subject = _made(ex, _Firing(ex, direction, there[number], own[:number], position, called))
-    return Explainer(subject)
+    known = _Firing(ex, direction, there[number], own[:number], position, called)
+    return Explainer(_made(ex, known, (ex, direction, layer, position, name)))
+
+
+def _again(*given: Any) -> Subject:
+    return firing(*given).subject
 
 
 @dataclass
@@ -97,18 +105,31 @@ def _rows(sample: Sample) -> dict[int, float]:
 
 
 def _word(units: Units, word: str) -> tuple[int, ...]:
-    """The units of the first word of this name; all of its pieces together."""
+    """The units of the first word of this name, all of its pieces together; of others like it, it is said."""
     if units.kind != "token":
         raise InputError(f"position={word!r} names a word, but the input has none: give the number of a unit")
     merged, parents = units.merged("word")
-    for place, own in enumerate(merged.names):
-        if own.casefold() == word.casefold() and not merged.special[place]:
-            return tuple(i for i, parent in enumerate(parents) if parent == place)
-    raise InputError(f"position={word!r}, but that word is not in the text: its words are {', '.join(merged.names)}")
+    fits = [
+        tuple(i for i, parent in enumerate(parents) if parent == place)
+        for place, own in enumerate(merged.names)
+        if own.casefold() == word.casefold() and not merged.special[place]
+    ]
+    if not fits:
+        words = ", ".join(merged.names)
+        raise InputError(f"position={word!r}, but that word is not in the text: its words are {words}")
+    if len(fits) > 1:
+        places = ", ".join(str(own[0]) for own in fits)
+        warnings.warn(
+            f"{word!r} stands {len(fits)} times in the text, and the first is meant: for another, give the number of "
+            f"its unit ({places})",
+            ClearheadWarning,
+            stacklevel=2,
+        )
+    return fits[0]
 
 
-def _made(ex: Explainer, own: _Firing) -> Subject:
-    """The same kind of subject with another answer."""
+def _made(ex: Explainer, own: _Firing, given: tuple[Any, ...]) -> Subject:
+    """The same kind of subject with another answer; `given` is what a copy of it is made of."""
     kind = type(ex.subject)
 
     class Fires(kind):  # type: ignore[valid-type, misc]
@@ -116,6 +137,9 @@ def _made(ex: Explainer, own: _Firing) -> Subject:
 
         masked: ClassVar[bool] = False
         multiplies: ClassVar[bool] = False
+
+        def __reduce__(self) -> Any:  # its class is known in here alone, and `own` listens to one model
+            return _again, given
 
         def samples(self, raw: Any, how: How) -> list[Sample]:
             return [own.placed(sample) for sample in read(own.ex, raw, how)]

@@ -130,20 +130,48 @@ class Subject(ABC):
     #: The scales that a target can have; the first is meant where none is given.
     scales: ClassVar[tuple[str, ...]] = CLASS_SCALES
 
-    labels: dict[int, str] = field(init=False)
     multi_label: bool = field(init=False)
     #: Whether passes that nobody records go through torch.compile.
     compiled: bool = field(init=False, default=False)
+    _labels: dict[int, str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         config, takes = self.model.config, self.main_input()
         if takes != self.leaf:
             name = type(base_model(self.model)).__name__
             raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
-        self.labels = {int(index): name for index, name in (getattr(config, "id2label", None) or {}).items()}
+        self.check_answers()
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: what was compiled runs this model, and a copy has another."""
+        return {name: part for name, part in vars(self).items() if name != "unrecorded"}
+
+    def check_answers(self) -> None:
+        """Refuse a model that answers without names: what stands where in a bare tuple differs from model to model."""
+        if not getattr(self.model.config, "return_dict", True):
+            raise InputError(
+                f"{type(self.model).__name__} answers with a bare tuple (config.return_dict=False), where its scores "
+                "have no name: set model.config.return_dict = True"
+            )
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """What the classes are called: by the kind of subject, or by the configuration as it is now."""
+        return self.told_labels() if self._labels is None else self._labels
+
+    @labels.setter
+    def labels(self, named: dict[int, str]) -> None:
+        self._labels = named
+
+    def told_labels(self) -> dict[int, str]:
+        """The names in the configuration, which people write there after loading, too."""
+        told = getattr(self.model.config, "id2label", None) or {}
+        if isinstance(next(iter(told), 0), int):  # not copied: names are asked for many times, and may be thousands
+            return told
+        return {int(index): name for index, name in told.items()}
 
     def main_input(self) -> str:
         """What the model says that it takes."""
@@ -293,8 +321,9 @@ class Subject(ABC):
             if not label.lstrip("-").isdigit():
                 raise unknown("label", label, self.labels.values())
             label = int(label)
-        if label not in self.labels:
-            raise InputError(f"label {label} does not exist: the model has {len(self.labels)} labels, counted from 0")
+        count = max(self.labels, default=-1) + 1  # a configuration may leave some without a name
+        if label not in range(count):
+            raise InputError(f"label {label} does not exist: the model has {count} labels, counted from 0")
         return label
 
     @property

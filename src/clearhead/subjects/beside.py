@@ -69,8 +69,11 @@ class TextBeside(TextSubject):
         self.words = Words(tokenizer, self.model, "text", getattr(self.model.config, "text_config", None))
         if not self.words.pads and self.embeddings.padding_idx is not None:
             self.words.pads = {self.embeddings.padding_idx}
-        if self.outputs and all(name.startswith("LABEL_") for name in self.labels.values()):
-            self.labels = dict(self.outputs)
+
+    def told_labels(self) -> dict[int, str]:
+        told = super().told_labels()
+        unnamed = self.outputs and all(name.startswith("LABEL_") for name in told.values())
+        return dict(self.outputs) if unnamed else told
 
     @abstractmethod
     def look(self, raw: Given) -> Sight:

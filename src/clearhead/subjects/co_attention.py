@@ -38,11 +38,10 @@ class Lxmert(CoAttention, BesideRegions):
         "LxmertForPreTraining": "it has many heads; load the one you mean, or explain its encoder, load(model.lxmert)"
     }
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        count = self.model.config.num_qa_labels  # the configuration's own labels are those of another kind of head
-        if len(self.labels) != count:
-            self.labels = {index: f"answer {index}" for index in range(count)}
+    def told_labels(self) -> dict[int, str]:
+        told, count = super().told_labels(), self.model.config.num_qa_labels
+        # Labels of another number are those of another kind of head.
+        return told if len(told) == count else {index: f"answer {index}" for index in range(count)}
 
     @property
     def features(self) -> int:

@@ -60,9 +60,15 @@ class Detector(ImageSubject):
         super().__post_init__()
         self.has_nothing = self.kind in _WITH_NOTHING
         self.multi_label = not self.has_nothing
-        self.classes = len(self.labels)
-        if self.has_nothing:
-            self.labels = {**self.labels, self.classes: NOTHING}
+
+    def told_labels(self) -> dict[int, str]:
+        told = super().told_labels()
+        return {**told, len(told): NOTHING} if self.has_nothing else told
+
+    @property
+    def classes(self) -> int:
+        """How many kinds of objects there are."""
+        return len(self.labels) - self.has_nothing
 
     def default_readout(self) -> Readout | None:
         return "query"

@@ -1,5 +1,6 @@
 """How pictures are opened, processed, cut into patches, and shown again."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.errors import ClearheadWarning, InputError
 from clearhead.units import Units
 
 
@@ -36,12 +37,12 @@ def as_seen(
 
 def open_picture(raw: Any) -> Any:
     """A PIL picture from a path, an array or a PIL picture."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(raw, str | Path):
         try:
-            # A camera stores which way up a picture is; transformers' own pipelines turn it, too.
-            return in_colour(ImageOps.exif_transpose(Image.open(raw)))
+            with Image.open(raw) as picture:
+                return _upright(picture, f"{str(raw)!r}")
         except InputError as problem:
             raise InputError(f"{str(raw)!r}: {problem}") from None
         except FileNotFoundError:
@@ -58,8 +59,35 @@ def open_picture(raw: Any) -> Any:
             raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):
-        return in_colour(ImageOps.exif_transpose(raw))
+        return _upright(raw, "the picture")
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
+
+
+def _upright(picture: Any, name: str) -> Any:
+    """The frame that a picture shows, turned as its camera says; transformers' own pipelines turn it, too."""
+    from PIL import ImageOps
+
+    shown = in_colour(ImageOps.exif_transpose(picture))
+    count = _frames(picture)  # now that the one is decoded: to count them is to go on in the file
+    if count > 1:
+        warnings.warn(
+            f"{name} has {count} frames, and the first alone is explained: for another, open it with PIL and seek it",
+            ClearheadWarning,
+            stacklevel=2,
+        )
+    return shown
+
+
+def _frames(picture: Any) -> int:
+    """How many frames or pages there are to choose from; one where it was chosen."""
+    try:
+        return 1 if picture.tell() or picture.format in _BESIDE else getattr(picture, "n_frames", 1)
+    except Exception:  # the file was closed, or is damaged further on, of which decoders raise what they like
+        return 1
+
+
+#: Formats whose further frames are previews or layers of the first.
+_BESIDE = ("MPO", "PSD")
 
 
 def in_colour(picture: Any) -> Any:

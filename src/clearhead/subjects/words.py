@@ -35,6 +35,12 @@ class Words:
         self.given = tokenizer
         self._copy()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: part for name, part in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
+
     def _copy(self) -> None:
         """Truncation and padding are settings of a tokenizer object: work on a copy, the user's stays as it is."""
         self.tokenizer, self.copied = copy.deepcopy(self.given), _settings(self.given)
