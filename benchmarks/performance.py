@@ -1,6 +1,6 @@
 """What an explanation costs: clearhead, the limit, the published way and other libraries, side by side in one process.
 
-    python benchmarks/performance.py [--device cuda] [--parts short throughput length windows exact] [--json FILE]
+    python benchmarks/performance.py [--device cuda] [--parts short throughput length …] [--json FILE]
 
 The limit is a plain forward pass (SDPA, frozen weights) and the gradient of one logit with respect to the embeddings,
 with the same activation checkpointing. Runs alternate, so that a busy machine slows all sides; ratios are medians of
@@ -11,6 +11,7 @@ pairs. Memory is the peak beyond what the model itself takes. Models have random
     throughput  BERT-base, a whole batch against the published way, which takes one example after another
     length      a decoder in the shape of Llama-3.2-1B on a GPU (a small one on a CPU), up to 131,072 tokens
     windows     the same with a sliding window
+    sources     one word that an encoder–decoder in the shape of BART-base says of a source, up to 32,768 tokens
     exact       scores in the model's own precision against float64, whole maps against streaming
 """
 
@@ -37,9 +38,17 @@ import transformers
 from performance_recall import compared
 from performance_ways import OTHERS, installed, plain, reference
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, LlamaForCausalLM, MistralForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+)
 
 import clearhead
+from clearhead import Generated
 
 EVERYTHING = ["attention", "rollout", "attention-gradcam", "generic", "grad-sam", "cat", "attcat"]
 EVERYTHING += ["saliency", "input-x-gradient"]
@@ -199,6 +208,18 @@ def decoder(device: str, tiny: bool = False, window: int | None = None) -> Any:
         return kind._from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
+def encoder_decoder(device: str, tokens: int, tiny: bool) -> Any:
+    """In half precision on a GPU."""
+    torch.manual_seed(0)
+    shape = {"max_position_embeddings": tokens, "decoder_start_token_id": 2, "attn_implementation": "sdpa"}
+    sizes = {"layers": 2 if tiny else 6, "ffn_dim": 256 if tiny else 3072, "attention_heads": 4 if tiny else 12}
+    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    config = BartConfig(**shape, **sides, d_model=64 if tiny else 768, vocab_size=1000)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        return BartForConditionalGeneration._from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
 def some_ids(model: Any, batch: int, tokens: int) -> Tensor:
     torch.manual_seed(tokens)
     return torch.randint(5, model.config.vocab_size, (batch, tokens), device=model.device)
@@ -286,6 +307,26 @@ def windows(bench: Bench, quick: bool) -> None:
         bench.compare("windows", about, runs, {}, long=tokens > 30_000)
 
 
+def sources(bench: Bench, quick: bool) -> None:
+    """The last of sixteen words; there are rows for the source and for the words before."""
+    large = bench.device == "cuda" and not quick
+    lengths = (32_768, 8192, 2048) if large else (256, 512) if quick else (512, 2048)
+    model = encoder_decoder(bench.device, max(lengths), quick)
+    ex = clearhead.load(model)
+    answer = some_ids(model, 1, 16)
+    target = Generated(len(answer[0]) - 2)
+    for tokens in lengths:
+        ids = some_ids(model, 1, tokens)
+        given = {"input_ids": ids, "decoder_input_ids": answer}
+        before = {"decoder_input_ids": answer[:, :-1]}
+        runs: dict[str, Run] = {
+            "plain": partial(plain, model, ids, tokens >= ONE_AT_A_TIME, **before),
+            "clearhead generic": partial(ex.explain, given, "generic", target=target),
+        }
+        about = {"model": "small BART" if quick else "BART-base", "tokens": tokens, "batch": 1}
+        bench.compare("sources", about, runs, {}, long=tokens > 30_000)
+
+
 def exact(bench: Bench, quick: bool) -> None:
     """Against float64 with the same weights. The word explained is fixed: rounding may make another the likeliest."""
     for dtype in (torch.float32, torch.bfloat16) if bench.device == "cuda" else (torch.float32,):
@@ -306,7 +347,10 @@ def exact(bench: Bench, quick: bool) -> None:
         bench.add(row)
 
 
-PARTS = {"short": short, "throughput": throughput, "length": length, "windows": windows, "exact": exact}
+PARTS = {
+    **{"short": short, "throughput": throughput, "length": length, "windows": windows},
+    **{"sources": sources, "exact": exact},
+}
 
 
 def main() -> None:

@@ -212,6 +212,7 @@ def main() -> None:
     titles = {
         "length": "Cost against length",
         "windows": "Sliding windows",
+        "sources": "Encoder–decoders",
         "short": "Short inputs",
         "throughput": "Whole batches",
     }

@@ -23,7 +23,7 @@ def installed(package: str) -> bool:
 @contextmanager
 def layers_one_at_a_time(model: Any, wanted: bool) -> Iterator[None]:
     """Activation checkpointing of every layer, as clearhead has it for long inputs."""
-    layers: list[nn.Module] = list(layers_of(model)) if wanted else []
+    layers = layers_of(model) if wanted else []
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
     try:
@@ -33,23 +33,27 @@ def layers_one_at_a_time(model: Any, wanted: bool) -> Iterator[None]:
             del layer.forward
 
 
-def layers_of(model: Any) -> nn.ModuleList:
+def layers_of(model: Any) -> list[nn.Module]:
     inner = getattr(model, "bert", None) or model.model
-    return inner.encoder.layer if hasattr(inner, "encoder") else inner.layers
+    if hasattr(inner, "decoder"):
+        return [*inner.encoder.layers, *inner.decoder.layers]
+    return [*(inner.encoder.layer if hasattr(inner, "encoder") else inner.layers)]
 
 
 def top_logit(model: Any, **inputs: Any) -> Tensor:
     """The logit that is explained, for each sample: of the class, or of the next word."""
     if type(model).__name__.endswith("ForCausalLM"):
         return model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1].amax(-1)
+    if model.config.is_encoder_decoder:
+        return model(**inputs, use_cache=False).logits[:, -1].amax(-1)
     return model(**inputs).logits.amax(-1)
 
 
-def plain(model: Any, ids: Tensor, one_at_a_time: bool = False) -> None:
+def plain(model: Any, ids: Tensor, one_at_a_time: bool = False, **beside: Tensor) -> None:
     """The limit: one forward pass, and the gradient of one logit with respect to the embeddings."""
     vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
     with layers_one_at_a_time(model, one_at_a_time):
-        torch.autograd.grad(top_logit(model, inputs_embeds=vectors).sum(), vectors)
+        torch.autograd.grad(top_logit(model, inputs_embeds=vectors, **beside).sum(), vectors)
 
 
 def reference(model: Any, ids: Tensor) -> Tensor:
