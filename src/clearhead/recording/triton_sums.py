@@ -61,11 +61,12 @@ class Rebuilt:
         return found if not below.is_cuda and not below.any() else found - self._apart(below, of)
 
     def over_keys(self, of: Of, weights: Float[Tensor, "batch key"] | None = None) -> Float[Tensor, "batch head query"]:
-        """Σ_j f_h[i, j] c[j]; without weights, Σ_j f_h[i, j]."""
+        """Σ_j f_h[i, j] c[j]; without weights, Σ_j f_h[i, j]. Negative weights as in `over_queries`."""
         if weights is None:
             return self._apart(None, of)
-        parts = [self._weighed(part.clamp(min=0))._apart(None, of) for part in (weights, -weights)]
-        return parts[0] - parts[1]
+        above, below = weights.clamp(min=0), (-weights).clamp(min=0)
+        found = self._weighed(above)._apart(None, of, _span(above[:, None]))
+        return found - self._weighed(below)._apart(None, of, _span(below[:, None]))
 
     def _weighed(self, weights: Float[Tensor, "batch key"]) -> "Rebuilt":
         """Cells times a weight of their key, as a number that is added to its scores after the lse was made."""
@@ -130,8 +131,9 @@ class Rebuilt:
         batch, heads, queries, _ = self.query.shape
         return batch, heads, queries, self.key.shape[2]
 
-    def _apart(self, weights: Float[Tensor, "batch query"] | None, of: Of) -> Tensor:
-        """For each key with weights of queries, which must not be negative; without, for each query."""
+    def _apart(self, weights: Float[Tensor, "batch query"] | None, of: Of, keys_in: Tensor | None = None) -> Tensor:
+        """For each key with weights of queries, which must not be negative; without, for each query (of all keys, or
+        of those in a span)."""
         batch, heads, queries, keys = self.shape
         own = queries if weights is None else keys
         out = torch.empty(batch, heads, own, dtype=torch.float32, device=self.query.device)
@@ -139,7 +141,8 @@ class Rebuilt:
         value, gradient = self._differentiated(of)
         lse = self._lse()
         if weights is None:
-            span = torch.tensor([[0, keys]] * batch, dtype=torch.int32, device=out.device)
+            every = torch.tensor([[0, keys]] * batch, dtype=torch.int32, device=out.device)
+            span = every if keys_in is None else keys_in
         else:
             span = _span(weights.float()[:, None])
             lse = lse - weights.float().log()[:, None]
