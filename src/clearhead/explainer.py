@@ -106,7 +106,8 @@ class Explainer:
         grows with the length and not its square), by "tiles" in torch or by "triton" on a GPU; chosen by length and
         hardware if it is left out
         checkpoint: whether a streaming pass computes each layer again on the way back, so that it takes the memory of
-        one layer; chosen by length if it is left out (True without a kernel means streaming)
+        one layer (of encoder–decoders, generic and rollout set queries, keys and values of each aside); chosen by
+        length if it is left out (True without a kernel means streaming)
         progress: True for a progress bar over the batches, or a function such as tqdm
         """
         check_kernel(kernel, checkpoint)

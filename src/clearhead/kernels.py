@@ -28,7 +28,7 @@ LIMIT = 2048
 SUMS_FROM = 512
 SUMS_FROM_TOGETHER = 4096
 #: From so many units on layers are computed again on the way back, where nobody says otherwise: that takes a third
-#: longer, but memory of one layer in place of all.
+#: longer, but memory of one layer in place of all (and what some methods set aside of each).
 CHECKPOINT_FROM = 16384
 
 

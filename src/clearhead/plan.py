@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ class Reading:
 
     def __init__(self, method: Method, plan: Plan, tested: SelfTest) -> None:
         self.method, self.asks = method, method.declaration.asks
-        self.ran: Ran | None = None  # what streaming passes did for it
+        self.ran: list[Ran] = []  # what streaming passes did for it, and do when they are asked later
         self.heads = {place.module: place.heads for place in tested.places}
         layers = method.option("layers", method.declaration.layers)
         pairs = {(place.query_stream, place.key_stream) for place in tested.places}
@@ -240,18 +241,18 @@ class Reading:
 
     @property
     def streams(self) -> bool:
-        """Whether it needs no whole map: it reads none, or tile by tile."""
+        """Whether it needs no whole map: it reads none, or tile by tile, or asks for sums after the pass."""
         if self.method.kind not in ("tape", "path"):
             return False
-        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0 or self.keeps
+        return not self.asks & {"attention", "attention_gradient"} or self.sweeps > 0 or self.sets_aside
 
     @property
     def sweeps(self) -> int:
         return max((0 if fold.needs_whole else fold.sweeps for fold in self._every), default=0)
 
     @property
-    def keeps(self) -> bool:
-        return any(fold.keeps for fold in self._every)
+    def sets_aside(self) -> bool:
+        return any(fold.sets_aside for fold in self._every)
 
     @property
     def reads_hidden(self) -> bool:
@@ -272,12 +273,12 @@ class Reading:
     def streamed(self, tiles: Tiles | None) -> None:
         """A pass was made for it, in tiles or not."""
         if tiles is not None:
-            self.ran = tiles.ran if self.ran is None else self.ran | tiles.ran
+            self.ran.append(tiles.ran)
 
     @property
     def kernel(self) -> str:
         """What the certificate says."""
-        return "materialised" if self.ran is None else self.ran.name
+        return reduce(or_, self.ran).name if self.ran else "materialised"
 
     def wanted_sum(self, call: Call) -> Reduce | None:
         """The sum of the maps that is enough, if one is."""
@@ -346,7 +347,7 @@ def recorded(
             hidden=any(reading.reads_hidden for reading in readings),
             reductions=reductions,
             reduced=reduced,
-            keeps=any(reading.keeps for reading in readings),
+            sets_aside=any(reading.sets_aside for reading in readings),
             ran=Ran(),
         )
     how: dict[str, Any] = {"leaves": plan.leaves, "places": places, "rows": plan.rows, "tiles": tiles}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.explainer import Explainer
-from clearhead.recording.kept import Kept
+from clearhead.recording.aside import Aside
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed, repeated
 from clearhead.recording.tape import Call
@@ -59,13 +59,15 @@ def whole_maps_in_float64() -> Iterator[list[str]]:
             visits._fold(place, number, slice(0, attention.shape[2]), attention, slope)
         return gradients
 
-    def kept(one: Kept, reductions: Sequence[Reduce]) -> list[Tensor]:
+    def asked(one: Aside, reductions: Sequence[Reduce]) -> list[Tensor]:
         swept.append("after the pass")
         attention, slope = maps(one.call, one.gradient)
-        call = Call(0, "", attention=repeated(attention, one.targets), attention_gradient=slope)
-        return [reduction.of_tile(call, slice(0, attention.shape[2]), attention.shape[2]) for reduction in reductions]
+        whole = Call(0, "", attention=repeated(attention, one.targets), attention_gradient=slope)
+        calls = [whole if part.heads is None else whole.with_heads(part.heads) for part in reductions]
+        every = slice(0, attention.shape[2])
+        return [part.of_tile(call, every, every.stop) for part, call in zip(reductions, calls, strict=True)]
 
-    with mock.patch.object(Visits, "_sweep", witnessed), mock.patch.object(Kept, "sums", kept):
+    with mock.patch.object(Visits, "_sweep", witnessed), mock.patch.object(Aside, "sums", asked):
         yield swept
 
 

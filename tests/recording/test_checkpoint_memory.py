@@ -1,6 +1,9 @@
 """Streaming passes leave nothing behind, whether layers are computed again or not, and whether they come to an end."""
 
 import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -8,28 +11,62 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import clearhead
+from clearhead.methods.generic import Generic
+from clearhead.methods.generic_across import GenericAcross
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tape import Call
 from clearhead.recording.tiles import Tiles
-from tests.recording.test_streaming import ASKS, batch, recorder, value
+from tests.recording.test_streaming import ASKS, batch, model_of, recorder, value
 
 
 def streamed() -> list[Streamed]:
     return [part for part in gc.get_objects() if type(part) is Streamed]
 
 
-def test_nothing_waits_for_the_garbage_collector():
-    """What refers to itself in a circle would hold each layer's queries, keys and values until it comes."""
+def decoder() -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ex = clearhead.load(LlamaForCausalLM(LlamaConfig(**shape, vocab_size=30, pad_token_id=0)).eval())
-    inputs = {"input_ids": torch.randint(5, 30, (1, 12))}
-    ex.explain(inputs, kernel="streaming", checkpoint=True)
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=30, pad_token_id=0)).eval()
+    return model, {"input_ids": torch.randint(5, 30, (1, 12))}
+
+
+def encoder_decoder() -> tuple[Any, dict[str, torch.Tensor]]:
+    """Whose calls are asked for sums after the pass."""
+    answer = torch.tensor([[2, 5, 9, 11]])
+    return model_of("across", "sdpa", torch.float32), decoder()[1] | {"decoder_input_ids": answer}
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize("made", [decoder, encoder_decoder])
+def test_nothing_waits_for_the_garbage_collector(
+    made: Callable[[], tuple[Any, dict[str, torch.Tensor]]], checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What refers to itself in a circle would hold each layer's queries, keys and values until it comes; and of
+    several passes, those of one are held at a time."""
+    model, inputs = made()
+    model.config.decoder_start_token_id = 2
+    ex = clearhead.load(model)
+    how = {"method": ["generic", "rollout"], "kernel": "streaming", "checkpoint": checkpoint}
+    several = {name: part.repeat(2, 1) for name, part in inputs.items()}
+    ex.explain(several, **how, batch_size=1)
     gc.collect()
     gc.disable()
     held = streamed()  # by tests before this one, which what they caught may keep alive
+    beginning, run = [], ex.recorder.run
+
+    def watched(*args: Any, **named: Any) -> Any:
+        beginning.append(len(streamed()))
+        return run(*args, **named)
+
+    monkeypatch.setattr(ex.recorder, "run", watched)
     try:
-        ex.explain(inputs, kernel="streaming", checkpoint=True)
+        ex.explain(several, **how, batch_size=1)
+        assert len(streamed()) == len(held)
+        assert len(beginning) >= 2 and set(beginning) == {len(held)}
+        for fold in (Generic, GenericAcross):
+            monkeypatch.setattr(fold, "finish", breaks)
+        with suppress(Broken):
+            ex.explain(inputs, **how)
         assert len(streamed()) == len(held)
     finally:
         gc.enable()

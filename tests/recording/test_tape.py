@@ -124,6 +124,6 @@ def _assert_same(one, other):
     for (name, mine), (_, yours) in zip(_tensors(one), _tensors(other), strict=True):
         assert mine.dtype == yours.dtype and torch.equal(mine, yours), name
     plain = [f.name for f in fields(Call) if "Tensor" not in str(f.type)]
-    assert plain == ["layer", "module", "kind", "query_stream", "key_stream"]
+    assert plain == ["layer", "module", "kind", "query_stream", "key_stream", "aside"]
     for mine, yours in zip(one.calls, other.calls, strict=True):
         assert [getattr(mine, name) for name in plain] == [getattr(yours, name) for name in plain]

@@ -35,7 +35,7 @@ from torch import Tensor
 from clearhead.methods.base import AcrossFold, Scores, across, of_authors
 from clearhead.methods.generic import Fusion, Guard, relevance_of
 from clearhead.methods.generic_one_way import Rows, rows_by_stream
-from clearhead.methods.maps import Map, Matrix, kept_of, map_of, one_way, steps
+from clearhead.methods.maps import Map, Matrix, aside_of, map_of, one_way, steps
 from clearhead.recording.tape import Call, Tape
 from clearhead.rules.relevance import Relevance
 
@@ -76,20 +76,21 @@ class GenericAcross(AcrossFold):
         return as_published and one_way(self)
 
     @property
-    def keeps(self) -> bool:
+    def sets_aside(self) -> bool:
         return self.by_rows and self.fusion == "clamp-mean" and not self.lrp
 
     def folded(self, call: Call) -> None:
-        if call.kept is None:
+        if call.aside is None:
             super().folded(call)
         else:
-            self.maps.append(kept_of(self, call, "positive"))
+            self.maps.append(aside_of(self, call, "positive"))
 
     def visit(self, call: Call) -> None:
         self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         rows = self._by_rows() if self.by_rows else self._by_matrices()
+        self.maps = []  # as large as the inputs, and there are others to come
         return {stream: Scores(row) for stream, row in rows.items()}
 
     def _by_rows(self) -> dict[str, Rows]:

@@ -41,12 +41,12 @@ def _read(maps: Sequence[Map], frames: Mapping[str, Frame], s: str) -> dict[str,
     pulled = _pulled(maps, s, columns)
     met: dict[str, dict[int, Rows]] = {}
     for k, (place, row) in enumerate(reaching.items()):
-        sums, own = pulled[place][:, :1], pulled[place][:, 1:].unflatten(1, (-1, read.shape[1]))[:, k]
-        met.setdefault(maps[place].seen, {})[place] = maps[place].push(_divided(own, sums, frames[s]) + row)
+        sums, own = pulled[place][:, :1], pulled[place][:, k + 1 : k + 2]  # across streams, one row is read
+        met.setdefault(maps[place].seen, {})[place] = maps[place].push(_divided(own, sums) + row)
     totals: dict[str, Rows] = {s: found}
     for q, rows in met.items():
         sums_of_q = _pulled(maps, q, torch.ones_like(frames[q].readout[:, :1]))
-        entering = {place: _divided(row, sums_of_q[place], frames[q]) for place, row in rows.items()}
+        entering = {place: _divided(row, sums_of_q[place]) for place, row in rows.items()}
         totals[q] = torch.stack([*rows.values(), _pushed(maps, q, entering)[0]]).sum(0)
     return totals
 
@@ -78,7 +78,6 @@ def _pulled(maps: Sequence[Map], stream: str, columns: Rows) -> dict[int, Rows]:
     return found
 
 
-def _divided(rows: Rows, sums: Float[Tensor, "batch 1 unit"], frame: Frame) -> Rows:
-    """Rows of R̂ are divided by their sums; zeros stay zero, and padding is none of the sample's rows."""
-    sums = sums.masked_fill(~frame.valid[:, None], 1)
+def _divided(rows: Rows, sums: Float[Tensor, "batch 1 unit"]) -> Rows:
+    """Rows of R̂ are divided by their sums; zeros, such as padding's, stay zero."""
     return rows / torch.where(sums == 0, 1, sums)

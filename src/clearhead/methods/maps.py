@@ -1,14 +1,14 @@
 """Calls of several streams as one map each, in the order of the pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.methods.base import AcrossFold
-from clearhead.recording.kept import Kept
+from clearhead.recording.aside import Aside
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
 
@@ -18,41 +18,67 @@ Of = Literal["positive", "attention"]
 
 @dataclass(frozen=True)
 class Map:
-    """One call with its heads joined: as a matrix, or kept after a streaming pass, as what rows and columns become."""
+    """One call with its heads joined."""
 
     looks: str
     seen: str
     joined: Matrix
     tower: bool
     block: str | None
-    kept: Kept | None = None
-    of: Of = "positive"
-    heads: Sequence[int] | None = None
-    #: One for queries that count: padding looks somewhere, too.
-    looking: Float[Tensor, "batch 1 query"] | None = None
 
     def push(self, rows: Float[Tensor, "batch row query"]) -> Float[Tensor, "batch row key"]:
-        if self.kept is None:
-            return rows @ self.joined
-        rows = rows if self.looking is None else rows * self.looking
-        return self.kept.sums([Reduce(self.of, rows, self.heads)])[0].sum(1).to(rows)
+        return rows @ self.joined
 
     def pull(self, columns: Float[Tensor, "batch column key"]) -> Float[Tensor, "batch column query"]:
-        if self.kept is None:
-            return columns @ self.joined.mT
-        found = self.kept.sums([Reduce(self.of, heads=self.heads, columns=columns)])[0].sum(1).to(columns)
-        return found if self.looking is None else found * self.looking
+        return columns @ self.joined.mT
+
+    def sums(self) -> Float[Tensor, "batch 1 query"]:
+        """Of its rows."""
+        return self.joined.sum(-1)[:, None]
+
+
+@dataclass(frozen=True)
+class MapAside(Map):
+    """One call of a streaming pass, which has no matrix.
+
+    looking: one for queries that count; None where others have no relevance anyway
+    """
+
+    aside: Aside
+    of: Of
+    heads: Sequence[int] | None
+    looking: Float[Tensor, "batch 1 query"] | None
+
+    def push(self, rows: Float[Tensor, "batch row query"]) -> Float[Tensor, "batch row key"]:
+        return self._asked(rows=self._of_looking(rows)).sum(1).to(rows)
+
+    def pull(self, columns: Float[Tensor, "batch column key"]) -> Float[Tensor, "batch column query"]:
+        return self._of_looking(self._asked(columns=columns).sum(1).to(columns))
+
+    def sums(self) -> Float[Tensor, "batch 1 query"]:
+        return self._of_looking(self._asked().mean(1, keepdim=True).to(self.joined))
+
+    def _asked(self, **weights: Tensor) -> Tensor:
+        return self.aside.sums([Reduce(self.of, heads=self.heads, **weights)])[0]
+
+    def _of_looking(self, part: Float[Tensor, "batch some query"]) -> Float[Tensor, "batch some query"]:
+        return part if self.looking is None else part * self.looking
 
 
 def map_of(fold: AcrossFold, call: Call, joined: Matrix) -> Map:
-    return Map(call.query_stream, call.key_stream, joined, call.module in fold.towers, fold.blocks.get(call.module))
+    return Map(call.query_stream, call.key_stream, joined, *_where(fold, call))
 
 
-def kept_of(fold: AcrossFold, call: Call, of: Of) -> Map:
-    """Of a call whose maps were never whole."""
-    frame = fold.frames[call.query_stream]
-    nothing, looking = frame.readout.new_empty(0), frame.valid[:, None].to(frame.readout)
-    return replace(map_of(fold, call, nothing), kept=call.kept, of=of, heads=fold.heads, looking=looking)
+def aside_of(fold: AcrossFold, call: Call, of: Of, looking: Float[Tensor, "batch 1 query"] | None = None) -> MapAside:
+    nothing = fold.frames[call.query_stream].readout.new_empty(0)
+    assert call.aside is not None
+    about = call.query_stream, call.key_stream, nothing, *_where(fold, call)
+    return MapAside(*about, call.aside, of, fold.heads, looking)
+
+
+def _where(fold: AcrossFold, call: Call) -> tuple[bool, str | None]:
+    """Whether it is in a tower, and in which block."""
+    return call.module in fold.towers, fold.blocks.get(call.module)
 
 
 def one_way(fold: AcrossFold) -> bool:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
-from clearhead.methods.maps import Map, Matrix, kept_of, map_of, one_way, steps
+from clearhead.methods.maps import Map, Matrix, aside_of, map_of, one_way, steps
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call, Tape
 
@@ -90,27 +90,32 @@ class RolloutAcross(AcrossFold):
         self.maps: list[Map] = []
 
     @property
-    def keeps(self) -> bool:
+    def sets_aside(self) -> bool:
         return one_way(self)
 
     def folded(self, call: Call) -> None:
-        if call.kept is None:
+        if call.aside is None:
             super().folded(call)
         else:
-            self.maps.append(kept_of(self, call, "attention"))
+            self.maps.append(aside_of(self, call, "attention", self._looking(call)))
 
     def visit(self, call: Call) -> None:
-        # The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere.
-        looking = self.frames[call.query_stream].valid[:, :, None]
-        self.maps.append(map_of(self, call, call.mean_attention * looking))
+        self.maps.append(map_of(self, call, call.mean_attention * self._looking(call).mT))
+
+    def _looking(self, call: Call) -> Float[Tensor, "batch 1 query"]:
+        """The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere."""
+        frame = self.frames[call.query_stream]
+        return frame.valid[:, None].to(frame.readout)
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         rows = self._by_rows(self.maps[::-1]) if one_way(self) else self._by_matrices()
+        self.maps = []  # as large as the inputs, and there are others to come
         return {stream: Scores(row) for stream, row in rows.items()}
 
     def _by_rows(self, maps: Sequence[Map]) -> dict[str, Matrix]:
         """A row times R_qq is pushed from its last layer to its first; R_ssᵀ, which takes columns, the other way."""
-        rows = {stream: self._pushed(maps, stream, frame.readout) for stream, frame in self.frames.items()}
+        rows = {stream: frame.readout for stream, frame in self.frames.items()}
+        rows |= {stream: self._pushed(maps, stream, rows[stream]) for stream in rows if self.speaks(stream)}
         last = {(one.looks, one.seen): place for place, one in enumerate(maps) if one.looks != one.seen}
         for (looks, seen), place in last.items():
             met = maps[place].push(self._pulled(maps[:place], looks, self.frames[looks].readout))
@@ -151,10 +156,7 @@ class RolloutAcross(AcrossFold):
 
     def _halved(self, both: Matrix, one: Map) -> Matrix:
         """Rows or columns over the queries, divided by the sums of the rows of E_h A + I."""
-        if not self.half:
-            return both
-        ones = both.new_ones(len(both), 1, self.frames[one.seen].readout.shape[2])
-        return both / (1 + one.pull(ones))
+        return both / (1 + one.sums()) if self.half else both
 
 
 def _sums(attention: Float[Tensor, "batch query key"]) -> Float[Tensor, "batch query 1"]:

@@ -31,14 +31,14 @@ class Tiled:
         def frames(self) -> dict[str, Frame]: ...
 
     @property
-    def keeps(self) -> bool:
+    def sets_aside(self) -> bool:
         """Whether it asks calls for sums after the pass, in the place of tiles."""
         return False
 
     @property
     def needs_whole(self) -> bool:
         """Whether it needs whole maps, with these options, and tiles of them are not enough."""
-        return not self.sweeps and not self.keeps
+        return not self.sweeps and not self.sets_aside
 
     def wanted_sum(self, call: Call) -> Reduce | None:
         """The sum of a call's maps that is all it wants of them (where their rows sum to one), if there is one.

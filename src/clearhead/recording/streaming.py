@@ -6,7 +6,7 @@ A tile holds whole rows, so that its softmax needs nothing of other tiles, and i
 attention, called with some of the queries: position biases, soft caps, sinks, windows and grouped heads stay exact.
 What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients; no map of all
 queries is ever there. Memory is queries, keys and values of each layer and one tile; with activation checkpointing
-(`checkpointing.py`) of one layer and one tile.
+(`checkpointing.py`) of one layer and one tile; and what is set aside for methods that ask later (`aside.py`).
 
 A `Kernel` that cuts the keys, too, takes the place of the loop for calls that it knows how to make, where all that
 methods want are sums (`reduce.py`).
@@ -83,9 +83,10 @@ class Streamed:
         self.held = self.holder = self.edge = self.arrives = None
 
     def aside(self) -> "Streamed":
-        """The same call without the graph, which is let go of when the pass ends."""
+        """The same call without the graph, which is let go of when the pass ends, and without those who fold tiles."""
         own = copy(self)
         own.held, own.holder, own.edge, own.arrives = self._parts(), None, None, None
+        own.tiles = Tiles(rows=self.tiles.rows, kernel=self.tiles.kernel, ran=self.tiles.ran)
         return own
 
     def _parts(self) -> tuple[Tensor, ...]:
@@ -173,15 +174,17 @@ class Streamed:
         gradient: Float[Tensor, "row query head width"] | None,
         fold: FoldTile | None,
         backward: bool = False,
+        targets: int = 1,
     ) -> Gradients | None:
         """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients.
 
-        The gradient is that of one target, or of several (target × sample), for which the tile is made once.
+        The gradient is that of one target, or of several (target × sample), for which the tile is made once. Without
+        a gradient `targets` says for how many `fold` repeats it.
         """
         whole, differentiates = self._parts()[:3], gradient is not None
         each = () if gradient is None else gradient.split(len(whole[0]))
         sums = [part.new_zeros((len(each), *part.shape), dtype=_wide(part.dtype)) for part in whole if backward]
-        for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(1, len(each))):
+        for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(targets, len(each))):
             places = (rows, keys, keys)
             # a model in half precision has its relevance in float32 all the same
             parts = [part[:, :, at].to(_wide(part.dtype)) for part, at in zip(whole, places, strict=True)]

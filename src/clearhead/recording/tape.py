@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from clearhead.recording.kept import Kept
+    from clearhead.recording.aside import Aside
 
 Ask = Literal[
     "attention",
@@ -68,7 +68,7 @@ class Call:
     hidden_state: Float[Tensor, "batch unit model"] | None = None
     hidden_state_gradient: Float[Tensor, "batch unit model"] | None = None
     #: Where maps are never whole: makes sums of them after the pass, as often as they are asked for.
-    kept: "Kept | None" = field(default=None, repr=False)
+    aside: "Aside | None" = field(default=None, repr=False)
 
     @cached_property
     def positive(self) -> Float[Tensor, "batch head query key"]:
@@ -168,7 +168,7 @@ class Tape:
 
 
 _PLAIN = ("layer", "module", "kind", "query_stream", "key_stream")
-_TENSORS = tuple(f.name for f in fields(Call) if f.name not in (*_PLAIN, "kept"))
+_TENSORS = tuple(f.name for f in fields(Call) if f.name not in (*_PLAIN, "aside"))
 
 
 def check_asks(asks: str | Iterable[str]) -> Asks:

@@ -70,8 +70,8 @@ class Tiles:
     attention is hidden by a mask, too, so that such keys cannot be left out. rows: how many queries a tile has
     kernel: makes calls at once that it takes. reductions: the sums that are enough for a call (None: tiles are needed);
     reduced: gets them, in the place of tiles
-    keeps: whether calls can be asked for sums after the pass (`kept.py`)
-    checkpoint: whether layers are computed again on the way back, so that memory is one layer's
+    sets_aside: whether calls can be asked for sums after the pass (`aside.py`)
+    checkpoint: whether layers are computed again on the way back, so that memory is one layer's, and what is set aside
     """
 
     fold: Callable[[Call, slice, int], None] = lambda call, queries, sweep: None
@@ -81,6 +81,6 @@ class Tiles:
     kernel: Kernel | None = None
     reductions: Callable[[Call], list[Reduce] | None] = lambda call: None
     reduced: Callable[[Call, list[Tensor]], None] = lambda call, sums: None
-    keeps: bool = False
+    sets_aside: bool = False
     checkpoint: bool = False
     ran: Ran = field(default_factory=Ran)

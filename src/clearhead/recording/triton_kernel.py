@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: More rows than these are pushed by tiles of torch, which make each map once for all of them.
 MOST_ROWS = 256
 #: The same of columns, each of which takes a walk of its own.
-MOST_COLUMNS = 32
+MOST_COLUMNS = 64
 
 
 def _there(

@@ -216,7 +216,12 @@ def _agree(dtype: torch.dtype, width: int, value_width: int, device: torch.devic
     cells = exact.product.clamp(min=0)
     weights = torch.rand(1, 300, generator=draw, device=device)
     pushed, summed = call.over_queries(weights, "positive"), call.over_keys("positive")
-    gaps = ((pushed - torch.einsum("bi,bhij->bhj", weights.double(), cells)), (summed - cells.sum(-1)))
+    pulled = call.over_keys("positive", weights)
+    gaps = (
+        pushed - torch.einsum("bi,bhij->bhj", weights.double(), cells),
+        pulled - torch.einsum("bj,bhij->bhi", weights.double(), cells),
+        summed - cells.sum(-1),
+    )
     return all(float(gap.norm() / cells.norm()) < 1e-3 for gap in gaps)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import Refusal
+from clearhead.recording.aside import Aside
 from clearhead.recording.interface import Captured
-from clearhead.recording.kept import Kept
 from clearhead.recording.self_test import Place
 from clearhead.recording.streaming import Gradients, Streamed, repeated
 from clearhead.recording.tape import DIFFERENTIABLE, Asks, Call
@@ -120,7 +120,8 @@ class Visits:
         self.tiles.ran.maps |= {TORCH} if self.tiles.sweeps else set()
         found = None
         for number in range(self.tiles.sweeps):
-            first = streamed.sweep(gradient, partial(self._fold, place, number), backward and not number)
+            fold = partial(self._fold, place, number)
+            first = streamed.sweep(gradient, fold, backward and not number, self.targets)
             found = found or first
         return found
 
@@ -131,20 +132,20 @@ class Visits:
             record.attention_gradient = torch.zeros_like(record.attention) if gradient is None else plain(gradient)
         self.tiles.fold(record, rows, number)
 
-    def _kept(self, streamed: Streamed, gradient: Tensor | None) -> Kept:
+    def _aside(self, streamed: Streamed, gradient: Tensor | None) -> Aside:
         aside = streamed.aside()
         if gradient is None and "attention_gradient" in self.asks:
             batch, heads, queries, _ = aside.outline.shape
             gradient = aside.value.new_zeros(self.targets * batch, queries, heads, aside.value.shape[3])
-        return Kept(aside, gradient, self.targets)
+        return Aside(aside, gradient, self.targets)
 
     def _hand_over(self, place: int) -> None:
         call, arrived, record = self.calls[place], self.arrived.pop(place), self._record(place)
         if call.streamed is not None:
             if place not in self.swept:
                 self._sweep(place, arrived.get("attention_gradient"))
-            if self.tiles.keeps:
-                record.kept = self._kept(call.streamed, arrived.get("attention_gradient"))
+            if self.tiles.sets_aside:
+                record.aside = self._aside(call.streamed, arrived.get("attention_gradient"))
             if place in self.passed:  # otherwise what was unpacked is wanted once more
                 call.streamed.release()
         for name in DIFFERENTIABLE:
