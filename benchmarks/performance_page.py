@@ -130,11 +130,18 @@ def measured(rows: list[Row], part: str) -> str:
 
 
 def by_method(rows: list[Row]) -> str:
-    """The errors of each method on a trained model, one column a comparison."""
-    columns = {f"{row['device']}, {row['dtype']}: {row['way'].split(', ', 2)[2]}": row["by method"] for row in rows}
-    methods = dict.fromkeys(method for column in columns.values() for method in column)
-    lines = [[method, *(f"{column[method]:.1e}" for column in columns.values())] for method in methods]
-    return table(["method", *columns], lines)
+    """The errors of each method on a trained model, one line a comparison."""
+    methods = list(rows[0]["by method"])
+    lines = [
+        [
+            row["device"],
+            row["dtype"],
+            row["way"].split(", ", 2)[2],
+            *(f"{row['by method'][one]:.1e}" for one in methods),
+        ]
+        for row in rows
+    ]
+    return table(["device", "type", "what", *methods], lines)
 
 
 def kernels(rows: list[Row]) -> str:

@@ -2,7 +2,8 @@
 
 Two passes round otherwise, and sharp attention makes much of it. So streaming is held to whole maps in float64 of the
 same pass: of its own queries, keys, values and gradients. How far passes are from one in float64, streaming and with
-whole maps, is said, too: that is the model's own rounding, which no recorder mends.
+whole maps, is said, too: that is the model's own rounding, which no recorder mends. In bfloat16 a bar of 1e-2 stands
+beside it, which neither holds on this model.
 """
 
 import sys
@@ -53,7 +54,7 @@ def compared(device: str, tokens: int) -> list[dict[str, Any]]:
             **{"part": "exact", "model": "zoo:recall-4k", "tokens": tokens, "batch": 1, "dtype": dtype},
             **{"device": device, "way": f"clearhead, {len(METHODS)} methods, {way}", "kernel": kernels[dtype, way]},
             **{"error": max(found.values()), "by method": found},
-            **({"bar": 1e-5} if way == SAME_PASS else {}),
+            **({"bar": 1e-5} if way == SAME_PASS else {"bar": 1e-2} if dtype == "bfloat16" else {}),
         }
         for (dtype, way), found in gaps.items()
     ]
