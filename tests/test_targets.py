@@ -182,6 +182,11 @@ def test_a_number_in_words_is_a_class_between_those_that_have_names() -> None:
     model, tok = text_model("bert")
     model.config.id2label = {0: "bad", 2: "good"}
     assert clearhead.load(model, tok).explain(TEXTS[0], target="1").target["index"] == 1
+    model.config.id2label = {0: "bad", 1: "2"}
+    ex = clearhead.load(model, tok)
+    assert [ex.explain(TEXTS[0], target=label).target["index"] for label in ("2", 2, np.int64(2))] == [1, 2, 2]
+    model.config.id2label = {0: "bad", 1: "neutral", "1": "fair"}
+    assert [ex.explain(TEXTS[0], target=label).target["index"] for label in ("fair", "2")] == [1, 2]
 
 
 @pytest.mark.parametrize("target", ["more", 3, Contrast("more", 0)])

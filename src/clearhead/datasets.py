@@ -286,7 +286,7 @@ def _cell(row: Row, column: str) -> Row:
 def _cells(path: Path) -> Iterator[Row]:
     """Each row as a mapping from column to cell."""
     suffix = path.suffix.lower()
-    if suffix not in (*TABLES, *LINES):
+    if suffix not in (*TABLES, *LINES) and path.exists():
         raise InputError(f"{str(path)!r} is no table: give a file that ends in {', '.join((*TABLES, *LINES))}")
     with path.open(encoding="utf-8-sig", newline="") as file:
         read = _table(file, path) if suffix in TABLES else _lines(file)

@@ -204,6 +204,7 @@ class Explainer:
 
     def _normalised(self, inputs: Any, **streams: Any) -> tuple[list[Any], bool]:
         """A list of raw inputs, and whether there was one alone."""
+        self.subject.check_answers()
         takes, name = self.subject.takes, self.subject.name
         named = {stream: value for stream, value in streams.items() if value is not None}
         wanted = " and ".join(takes)

@@ -75,6 +75,7 @@ def load(
         subject = subject_for(model, processor, readout, called, detector, task)
     if detector is not None and "regions" not in subject.takes:
         raise InputError(f"{subject.name} takes {' and '.join(subject.takes)}, no regions: a detector is of no use")
+    subject.check_answers()
     subject.compiled = compiled
     return Explainer(subject)
 
@@ -95,7 +96,9 @@ def _open(name: str, revision: str | None, processor: Any, task: str | None = No
         if not told.get("model_type"):
             raise ValueError("it has no config.json that names a kind of model.")
         config = transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
-        config.return_dict = True  # a file may ask for bare tuples, and this model is ours
+        for one in (config, *vars(config).values()):
+            if isinstance(one, transformers.PretrainedConfig):
+                one.return_dict = True  # a file may ask for bare tuples, and this model is ours
     except _PROBLEMS as problem:
         if (Path(place) / "adapter_config.json").is_file():
             raise InputError(f"{name!r} holds adapters: load them onto their model with peft and give that") from None
@@ -173,25 +176,17 @@ def _unwrapped(model: Any, processor: Any) -> tuple[nn.Module, Any]:
             getattr(pipeline, kind, None) for kind in ("processor", "tokenizer", "image_processor", "feature_extractor")
         ]
         processor = processor or next((part for part in parts if part is not None), None)
-    if isinstance(model, nn.Module):
-        _check_compiled(model)
+    if isinstance(model, nn.Module) and "_orig_mod" in model._modules:
+        raise InputError(
+            "the model went through torch.compile(model), in which nothing can be listened to: give it as it was "
+            "before (model._orig_mod), with compiled=True for the passes that nobody records"
+        )
     if not isinstance(model, nn.Module) or not (isinstance(processor, Reader) or hasattr(model, "config")):
         raise InputError(
             f"cannot explain a {type(model).__name__}: give a name, a folder, a transformers model, "
             "(model, processor), a pipeline, or a module of your own with clearhead.Tokens or clearhead.Pictures"
         )
     return model, processor
-
-
-def _check_compiled(model: nn.Module) -> None:
-    """Refuse what went through torch.compile: nothing in it can be listened to."""
-    inside = "_orig_mod" in model._modules  # torch.compile(model) wraps a model, model.compile() changes it
-    if inside or model._compiled_call_impl is not None:
-        before = "model._orig_mod" if inside else "made anew"
-        raise InputError(
-            f"the model went through torch.compile, and what is compiled cannot be recorded: give it as it was before "
-            f"({before}), with compiled=True for the passes that nobody records"
-        )
 
 
 def _place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -147,14 +147,16 @@ class Target:
         def index(label: str | int | None) -> int:
             if label is None:
                 return int(scores.argmax())
-            if isinstance(label, int) and 0 <= label < len(scores):
-                return label  # whether it has a name or not
-            found = labels.label_index(label)
+            try:
+                found = labels.label_index(label)
+            except InputError:
+                number = int(label) if str(label).isdigit() else -1
+                if number not in range(len(scores)) or labels.label_name(number) != str(number):
+                    raise
+                return number  # a class that has no name
             if found >= len(scores):
-                raise InputError(
-                    f"label {label!r} has no score: the model has {len(scores)} labels, and its configuration "
-                    "(config.id2label) names more"
-                )
+                more = "its tokenizer knows more" if labels.masked else "its configuration (config.id2label) names more"
+                raise InputError(f"label {label!r} has no score: the model has {len(scores)} labels, and {more}")
             return found
 
         match self.wanted:

@@ -119,7 +119,7 @@ def test_bad_requests():
     ex, raw = explainer("bert/classify"), inputs("bert/classify")[0]
     with pytest.raises(InputError, match=r"the Direction of one layer is wanted, as densray .*, not Tensor"):
         firing(ex, direction().q, layer=2)
-    with pytest.raises(InputError, match=r"wanted: give directions\[2\], not Directions"):
+    with pytest.raises(InputError, match=r"wanted: give directions\[k\], not Directions"):
         firing(ex, Directions({2: direction()}), layer=2)
     with pytest.raises(InputError, match="no attention lies below it"):
         firing(ex, direction(), layer=0)

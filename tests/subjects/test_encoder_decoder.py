@@ -340,6 +340,12 @@ def test_bad_input_gets_one_clear_message(given, how, said):
         explainer().explain(given, **how)
 
 
+def test_a_bare_tuple_is_told_before_the_model_runs(monkeypatch):
+    monkeypatch.setattr(explainer().subject.model.config, "return_dict", False)
+    with pytest.raises(InputError, match=r"set model\.config\.return_dict = True"):
+        explainer().explain(SOURCES[0])
+
+
 def test_methods_without_a_rule_for_two_streams_are_refused():
     with pytest.raises(Refusal, match="streams look at each other"):
         explainer().explain(SOURCES[0], "cat", answer=ANSWERS[0])

@@ -37,8 +37,8 @@ def code(
         list[Path],
         typer.Argument(
             metavar="SOURCE",
-            help="Source files or folders of them, .txt files with one function a line; for --task pairs a .tsv or "
-            ".csv table with the columns first, second and label.",
+            help="Source files or folders of them, .txt files with one function a line; for --task pairs a table "
+            "(.tsv, .csv, .jsonl) with the columns first, second and label.",
             show_default=False,
         ),
     ],

@@ -39,7 +39,7 @@ def firing(
     position: the number of a unit, a word, or "class" for the rows that the model's own answer is read from
     """
     if not isinstance(direction, Direction):
-        hint = f": give directions[{layer!r}]" if isinstance(direction, Directions) else ", as densray and TCAV find it"
+        hint = ": give directions[k]" if isinstance(direction, Directions) else ", as densray and TCAV find it"
         raise InputError(f"the Direction of one layer is wanted{hint}, not {type(direction).__name__}")
     if len(ex.subject.takes) != 1 or tested_of(ex).crosses:
         raise Refusal(f"{ex.subject.name} has several streams: a concept's firing is explained in models of one")

@@ -140,7 +140,6 @@ class Subject(ABC):
         if takes != self.leaf:
             name = type(base_model(self.model)).__name__
             raise Refusal(f"{name} takes {takes}: clearhead does not explain that kind of input yet")
-        self.check_answers()
         self.multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
         self.readout = self.default_readout() if self.readout is None else self.readout
         self.name = self.name or str(getattr(config, "name_or_path", "") or type(self.model).__name__)
@@ -169,7 +168,7 @@ class Subject(ABC):
     def told_labels(self) -> dict[int, str]:
         """The names in the configuration, which people write there after loading, too."""
         told = getattr(self.model.config, "id2label", None) or {}
-        if isinstance(next(iter(told), 0), int):  # not copied: names are asked for many times, and may be thousands
+        if all(isinstance(index, int) for index in told):  # not copied: they are asked for often, and may be thousands
             return told
         return {int(index): name for index, name in told.items()}
 

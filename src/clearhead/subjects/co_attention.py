@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,11 @@ class CoAttention(TextBeside):
         return Sample({**self.with_mask(inputs), **sight.inputs}, axes, dropped=dropped, picture=sight.picture)
 
 
+@cache
+def _answers(count: int) -> dict[int, str]:
+    return {index: f"answer {index}" for index in range(count)}
+
+
 @register_subject
 class Lxmert(CoAttention, BesideRegions):
     """A question beside the regions of a picture; its classifier reads the question's first token."""
@@ -41,7 +47,7 @@ class Lxmert(CoAttention, BesideRegions):
     def told_labels(self) -> dict[int, str]:
         told, count = super().told_labels(), self.model.config.num_qa_labels
         # Labels of another number are those of another kind of head.
-        return told if len(told) == count else {index: f"answer {index}" for index in range(count)}
+        return told if len(told) == count else _answers(count)
 
     @property
     def features(self) -> int:

@@ -42,7 +42,9 @@ def open_picture(raw: Any) -> Any:
     if isinstance(raw, str | Path):
         try:
             with Image.open(raw) as picture:
-                return _upright(picture, f"{str(raw)!r}")
+                shown = _upright(picture)
+            _tell_frames(raw, f"{str(raw)!r}")
+            return shown
         except InputError as problem:
             raise InputError(f"{str(raw)!r}: {problem}") from None
         except FileNotFoundError:
@@ -59,31 +61,36 @@ def open_picture(raw: Any) -> Any:
             raise InputError(f"a picture as an array must be uint8, height × width × 3, not {raw.dtype} {raw.shape}")
         return Image.fromarray(raw).convert("RGB")
     if isinstance(raw, Image.Image):
-        return _upright(raw, "the picture")
+        file = getattr(raw, "filename", None)
+        if file and not raw.tell():
+            _tell_frames(file, "the picture")
+        return _upright(raw)
     raise InputError(f"expected a picture (path, PIL image, uint8 array) or model inputs, but got {type(raw).__name__}")
 
 
-def _upright(picture: Any, name: str) -> Any:
+def _upright(picture: Any) -> Any:
     """The frame that a picture shows, turned as its camera says; transformers' own pipelines turn it, too."""
     from PIL import ImageOps
 
-    shown = in_colour(ImageOps.exif_transpose(picture))
-    count = _frames(picture)  # now that the one is decoded: to count them is to go on in the file
+    return in_colour(ImageOps.exif_transpose(picture))
+
+
+def _tell_frames(file: str | Path, name: str) -> None:
+    """Say that a file has more frames or pages than the one. Who counts them goes on in the file: a caller's picture,
+    and what was drawn on it, is left alone."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            count = 1 if picture.format in _BESIDE else getattr(picture, "n_frames", 1)
+    except Exception:  # it is gone, or damaged further on, of which decoders raise what they like
+        return
     if count > 1:
         warnings.warn(
             f"{name} has {count} frames, and the first alone is explained: for another, open it with PIL and seek it",
             ClearheadWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return shown
-
-
-def _frames(picture: Any) -> int:
-    """How many frames or pages there are to choose from; one where it was chosen."""
-    try:
-        return 1 if picture.tell() or picture.format in _BESIDE else getattr(picture, "n_frames", 1)
-    except Exception:  # the file was closed, or is damaged further on, of which decoders raise what they like
-        return 1
 
 
 #: Formats whose further frames are previews or layers of the first.

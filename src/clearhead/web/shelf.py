@@ -40,13 +40,14 @@ class Held:
         from clearhead.subjects.answers import Answering
 
         subject = self.explainer.subject
-        words = subject.masked or not subject.labels
+        labels = subject.labels
+        words = subject.masked or not labels
         return {
             **self.line(),
             "class": type(subject.model).__name__,
             "kind": type(subject).__name__,
             "takes": list(subject.takes),
-            "labels": None if words else [subject.labels[index] for index in sorted(subject.labels)],
+            "labels": None if words else [labels[index] for index in sorted(labels)],
             "speaks": isinstance(subject, Answering),
             "scales": list(subject.scales),
             "sample": self._sample(),
