@@ -98,7 +98,7 @@ class GenericAcross(AcrossFold):
 
     def _by_matrices(self) -> dict[str, Rows]:
         self.own = {stream: self._first(stream) for stream in self.frames}
-        self.aside = dict(self.own)  # of the towers
+        self.of_towers = dict(self.own)
         self.between: dict[Pair, Matrix] = {}  # R_sq
         for step in steps(self.maps):
             own, between = dict(self.own), dict(self.between)
@@ -126,7 +126,7 @@ class GenericAcross(AcrossFold):
         return own.relevance - self._identity(stream) if own.whole and self.aggregate else own.relevance
 
     def _look_within(self, one: Map) -> None:
-        stream, states = one.looks, [self.own, self.aside] if one.tower else [self.own]
+        stream, states = one.looks, [self.own, self.of_towers] if one.tower else [self.own]
         seen = states[-1][stream]
         added = one.joined @ seen.relevance  # ĀR
         added = added if seen.whole else one.joined + added
