@@ -28,13 +28,13 @@ class Examined:
 
     def __init__(self, subject: Subject, recorder: Recorder) -> None:
         self.subject, self.recorder = subject, recorder
-        self._classes_checked = False
+        self._tested = self._classes_checked = False
 
     def test(self, samples: Sequence[Sample]) -> SelfTest:
         """Test the recorder on one sample, the first time it is needed."""
         self.subject.check_answers()
         with self.recorder.lock:  # two threads may come with samples of different lengths
-            if self.recorder.tested is None:
+            if not self._tested:
                 # Whole maps are compared, so the input is a short one where there is one.
                 if longest(samples[:1]) > LIMIT:
                     samples = self.subject.samples(self.subject.example(), How())
@@ -43,6 +43,7 @@ class Examined:
                 self.rounds = any(".quantized" in type(module).__module__ for module in self.subject.model.modules())
                 self.lengths = {stream: len(axis) for stream, axis in samples[0].axes.items()}
                 self.recorder.test(plan.batch, plan.leaves, self.subject.padded(samples[0]))
+                self._tested = True
         assert self.recorder.tested is not None
         return self.recorder.tested
 
