@@ -40,8 +40,3 @@ def test_bad_places(refused, bert: Path, arguments: tuple[str, ...], said: str) 
 
 def test_other_models_are_refused(refused, vit: Path) -> None:
     assert "the lecture is about models that put a text into classes" in refused("lecture", "-m", vit)
-
-
-def test_the_help_says_which_class_is_explained(clearhead: Clearhead) -> None:
-    said = " ".join(clearhead("lecture", "--help").out.split())
-    assert '"SHAP, as in the lecture" explains class 1, counted from 0, whatever is predicted' in said

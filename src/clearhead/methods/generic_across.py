@@ -79,14 +79,11 @@ class GenericAcross(AcrossFold):
     def sets_aside(self) -> bool:
         return self.by_rows and self.fusion == "clamp-mean" and not self.lrp
 
-    def folded(self, call: Call) -> None:
-        if call.aside is None:
-            super().folded(call)
-        else:
-            self.maps.append(aside_of(self, call, "positive"))
-
     def visit(self, call: Call) -> None:
-        self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
+        if call.aside is not None:
+            self.maps.append(aside_of(self, call, "positive"))
+        else:
+            self.maps.append(map_of(self, call, relevance_of(call, self.fusion, self.lrp).mean(1)))
 
     def finish(self, tape: Tape) -> dict[str, Scores]:
         rows = self._by_rows() if self.by_rows else self._by_matrices()

@@ -93,14 +93,11 @@ class RolloutAcross(AcrossFold):
     def sets_aside(self) -> bool:
         return one_way(self)
 
-    def folded(self, call: Call) -> None:
-        if call.aside is None:
-            super().folded(call)
-        else:
-            self.maps.append(aside_of(self, call, "attention", self._looking(call)))
-
     def visit(self, call: Call) -> None:
-        self.maps.append(map_of(self, call, call.mean_attention * self._looking(call).mT))
+        if call.aside is not None:
+            self.maps.append(aside_of(self, call, "attention", self._looking(call)))
+        else:
+            self.maps.append(map_of(self, call, call.mean_attention * self._looking(call).mT))
 
     def _looking(self, call: Call) -> Float[Tensor, "batch 1 query"]:
         """The transpose in R_sq reads columns: padding, and what comes after the word explained, looks nowhere."""
