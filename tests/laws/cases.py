@@ -172,14 +172,15 @@ class _Float32(TorchDispatchMode):
 
 @cache
 def tolerance(subject: str, dtype: torch.dtype = torch.float64) -> float:
-    """1e-9 in float64, 1e-6 where the model's own eager code sums in float32 all the same, 1e-5 in float32."""
+    """1e-9 in float64; 1e-5 in float32, and where the model's own eager code sums in float32 all the same: torch's
+    kernel does not, nor does the recorder then, but replicas and tiles are eager."""
     if dtype == torch.float32:
         return 1e-5
     ex = explainer(subject)
     batch = collated(ex, models.inputs(subject)[:1])
     with torch.no_grad(), attention_implementation(ex.subject.model, "eager"), _Float32() as watch:
         ex.subject.model(**batch)
-    return 1e-6 if watch.seen else 1e-9
+    return 1e-5 if watch.seen else 1e-9
 
 
 def allowed(method: str, subject: str, dtype: torch.dtype = torch.float64) -> float:

@@ -49,7 +49,8 @@ SENTENCES = [
     for ids in ([2, 17, 45, 99, 8, 61, 120, 33, 74, 3], [2, 88, 140, 21, 56, 3])
 ]
 
-#: Models that compute the softmax of attention in float32, whatever their dtype; others agree to float64's rounding.
+#: Models whose eager attention, as replicas have it, computes a softmax in float32, whatever their dtype; with others
+#: replicas agree to float64's rounding.
 FLOAT32_SOFTMAX = ("vit", "deit", "deit-distilled", "beit", "swin", "modernbert")
 BEFORE = {"vit": 1, "deit": 2, "deit-distilled": 2, "dinov2": 1, "dinov2-registers": 5, "beit": 1, "swin": 0}
 
@@ -173,7 +174,7 @@ def worst_gap(
 
 def assert_twins(method: str, subject: str, **how: Any) -> None:
     found = worst_gap(method, subject, **how)
-    allowed = 1e-6 if subject.split("/")[0] in FLOAT32_SOFTMAX else 1e-10
+    allowed = 1e-5 if subject.split("/")[0] in FLOAT32_SOFTMAX else 1e-10
     assert found <= allowed, f"{method} is {found:.1e} away from its replica"
 
 

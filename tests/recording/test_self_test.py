@@ -87,7 +87,9 @@ def test_probabilities_that_were_not_used(own_module):
         return output, attention.roll(1, dims=-1)
 
     own_module.eager_attention_forward = eager_attention_forward
-    text = refusal(*with_attention(Careless))
+    model, tokenizer = with_attention(Careless)
+    model.set_attn_implementation("eager")
+    text = refusal(model, tokenizer)
     assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "not what it used" in text
 
 

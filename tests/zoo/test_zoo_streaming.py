@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import clearhead
 from clearhead import Method
-from tests.recording.same_pass import far_from_whole_maps
+from tests.recording.same_pass import far, far_from_whole_maps
 
 clearhead_zoo = pytest.importorskip("clearhead_zoo")
 from clearhead_zoo.tasks import recall  # noqa: E402
@@ -19,46 +18,46 @@ METHODS = [
 ]
 
 
-def both_ways(tokens: int, dtype: torch.dtype, within: float, methods: list[Any] = METHODS) -> None:
-    example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
-    ex = clearhead.load("zoo:recall-4k")
-    ex.subject.model.to(dtype).set_attn_implementation(
-        "eager"
-    )  # two forward kernels would differ by more than tiles do
-    whole, tiles = (ex.explain(example.text, method=methods, kernel=kernel) for kernel in ("materialised", "tiles"))
-    for name, expected in whole.items():
-        e = tiles[name]
-        assert e.certificate["kernel"] == "streaming: torch tiles" and e.target["name"] == example.label
-        np.testing.assert_allclose(e.scores, expected.scores, atol=within * abs(expected.scores).max(), rtol=0)
-    e = tiles["generic"]
-    words = [i for i, special in enumerate(e.units.special) if not special]
-    best = sorted(words[: -len(example.question)], key=lambda i: e.scores[i], reverse=True)[:2]
-    # by its place: at 4,096 tokens a value of the same name stands in thirty other pairs
-    assert set(best) & {words[place] for place in example.evidence}
+def both_ways(ex: clearhead.Explainer, example: Any, kernel: str, methods: list[Any]) -> dict[str, float]:
+    """Two passes: how far scores of every method lie from each other. The pair is found in both."""
+    whole, tiles = (ex.explain(example.text, method=methods, kernel=one) for one in ("materialised", kernel))
+    for e in (whole["generic"], tiles["generic"]):
+        assert e.target["name"] == example.label
+        words = [i for i, special in enumerate(e.units.special) if not special]
+        best = sorted(words[: -len(example.question)], key=lambda i: e.scores[i], reverse=True)[:2]
+        # by its place: at 4,096 tokens a value of the same name stands in thirty other pairs
+        assert set(best) & {words[place] for place in example.evidence}
+    assert ("cached tiles" in tiles["generic"].certificate["kernel"]) == (kernel == "streaming")
+    assert tiles["generic"].certificate["kernel"].startswith("streaming") and len(tiles) == len(methods)
+    return {name: far(e, whole[name]) for name, e in tiles.items()}
 
 
-def test_at_512_tokens() -> None:
-    both_ways(512, torch.float32, 1e-5)
+@pytest.mark.parametrize("kernel", ["tiles", "streaming"])
+def test_at_512_tokens(kernel: str) -> None:
+    ex = clearhead.load("zoo:recall-4k", dtype="float32")
+    (example,) = recall.examples(1, seed=2024, pairs=recall.most_pairs(512))
+    gaps = both_ways(ex, example, kernel, METHODS)
+    assert max(gaps.values()) <= 1e-5, gaps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-def test_at_4096_tokens(dtype: torch.dtype, within: float) -> None:
-    """In float32 rounding grows with length: whole maps are then 1.3e-5 from those in float64 themselves (attcat)."""
-    both_ways(4096, dtype, within, ["generic", "attcat"] if dtype == torch.float64 else METHODS)
-
-
-@pytest.mark.parametrize("tokens", [512, pytest.param(4096, marks=pytest.mark.slow)])
-def test_tiles_in_the_cache(tokens: int) -> None:
-    """Where torch's own kernel runs, and all that is wanted are sums: against whole maps by another forward kernel."""
+@pytest.mark.parametrize("kernel", ["tiles", "streaming"])
+def test_at_4096_tokens(kernel: str) -> None:
+    """On every list. In float32 whole maps are up to 7e-5 from those in float64 themselves: what is the same in both
+    passes, to the last bit, is the output of attention, of which layers above make so much."""
     ex = clearhead.load("zoo:recall-4k", dtype="float32")
-    example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
-    methods = [method for method in METHODS if method != "attention-gradcam"]
-    whole, tiles = (ex.explain(example.text, methods, kernel=kernel) for kernel in ("materialised", "streaming"))
-    for name, expected in whole.items():
-        e = tiles[name]
-        assert "cached tiles" in e.certificate["kernel"]  # points on a path are by torch tiles
-        np.testing.assert_allclose(e.scores, expected.scores, atol=1e-5 * abs(expected.scores).max(), rtol=0)
+    for example in recall.examples(3, seed=2024, pairs=recall.most_pairs(4096)):
+        gaps = both_ways(ex, example, kernel, METHODS)
+        assert max(gaps.values()) <= 1e-5, gaps
+
+
+@pytest.mark.slow
+def test_at_4096_tokens_in_float64() -> None:
+    ex = clearhead.load("zoo:recall-4k", dtype="float32")
+    ex.subject.model.to(torch.float64)
+    (example,) = recall.examples(1, seed=2024, pairs=recall.most_pairs(4096))
+    gaps = both_ways(ex, example, "tiles", ["generic", "attcat"])
+    assert max(gaps.values()) <= 1e-9, gaps
 
 
 @pytest.mark.parametrize("tokens", [512, pytest.param(4096, marks=pytest.mark.slow)])

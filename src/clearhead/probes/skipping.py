@@ -69,8 +69,7 @@ def _by_values(batch: Batch) -> tuple[list[float], list[float]]:
     norms, gradients = [], []
     for call, slope in zip(calls, slopes, strict=True):
         assert call.block_input is not None and call.output_projection is not None
-        heads = (call.attention @ call.values_per_head()).transpose(1, 2).flatten(2)
-        attended = (heads @ call.output_projection.T)[0].detach()
+        attended = (call.rebuilt().flatten(2) @ call.output_projection.T)[0].detach()
         past = call.block_input[0].detach()
         norms.append(float((past.norm(dim=-1) / (past.norm(dim=-1) + attended.norm(dim=-1))).mean()))
         gradients.append(math.nan if slope is None else _projected(slope[0], past, attended))

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -26,7 +27,7 @@ from clearhead.recording.masks import described
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
-from clearhead.recording.whole_maps import Memory, attend, exact
+from clearhead.recording.whole_maps import Masks, Memory, Seeing, as_ever, attend
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -46,8 +47,10 @@ class Captured:
     registered: bool = False  # heard through a function that stood in for the module's forward
     #: What makes its maps tile by tile, in a streaming pass; `attention` is then their outline alone.
     streamed: Streamed | None = None
-    #: Where the gradient of its attention lies, if that may be written over once everybody has seen it.
+    #: Where the gradient of its attention lies, to be written over once everybody has seen it.
     memory: Memory | None = None
+    #: The queries that see something: of others, torch's kernel has no attention, and a softmax has.
+    seeing: Seeing = None
 
     @property
     def block_input(self) -> Float[Tensor, "batch unit model"] | None:
@@ -66,10 +69,15 @@ class Captured:
         assert self.values is not None
         return self.values.repeat_interleave(self.attention.shape[1] // self.values.shape[1], dim=1)
 
+    def rebuilt(self) -> Float[Tensor, "batch query head width"]:
+        """A·V, in the model's format."""
+        values = self.values_per_head()
+        return (self.attention.to(values.dtype) @ values).transpose(1, 2)
+
     def rebuild_error(self) -> float:
         """How far A·V lies from the output that the model really used, relative to its size."""
         assert self.output is not None
-        rebuilt = (self.attention @ self.values_per_head()).transpose(1, 2)
+        rebuilt = self.rebuilt() if self.seeing is None else self.rebuilt() * self.seeing.transpose(1, 2)
         gap = (rebuilt.reshape(-1) - self.output.reshape(-1)).abs().max()
         return float(gap / self.output.abs().max().clamp(min=1e-12))
 
@@ -106,6 +114,7 @@ class Listener:
         registered: bool = False,
         streamed: Streamed | None = None,
         memory: Memory | None = None,
+        seeing: Seeing = None,
     ) -> None:
         self.heard[id(module)] += 1
         if attention is None:
@@ -124,6 +133,7 @@ class Listener:
                 registered=registered,
                 streamed=streamed,
                 memory=memory,
+                seeing=seeing,
             )
         )
 
@@ -157,6 +167,8 @@ class Listener:
 
 
 _active = threading.local()
+#: The masks that eager attention gets in recorded passes: as torch's kernel would get each, and who sees something.
+_masks: MutableMapping[Tensor, tuple[Tensor | None, Seeing]] = WeakIdKeyDictionary()
 #: Output, attention, values and mask of a call → the output and the attention that take their place.
 Patch = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -170,7 +182,8 @@ def _attention(
     if instead is not None:
         return instead(query), None
     if edit is not None:
-        return eager_of(module)(module, query, key, edit(value), attention_mask, **kwargs)
+        masks, kernel = _masks_of(attention_mask), _kernel_of(module, kwargs)
+        return as_ever(eager_of(module), kernel, module, query, key, edit(value), masks, kwargs), None
     if listener is None:
         # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
         own = implementation_of(module.config)
@@ -188,16 +201,12 @@ def _attention(
             value_and_output = (value, output) if listener.values else ()
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None
+    kernel, masks, memory = _kernel_of(module, kwargs), _masks_of(attention_mask), Memory(listener.spare)
+    output, attention, seeing = attend(eager, kernel, module, query, key, value, masks, kwargs, memory)
     patch = getattr(_active, "patch", None)
-    memory = None
-    if patch is None and implementation_of(module.config) == "sdpa" and exact(query, attention_mask, kwargs):
-        memory = Memory(listener.spare)
-        output, attention = attend(query, key, value, attention_mask, kwargs.get("scaling"), memory)
-    else:
-        output, attention = eager(module, query, key, value, attention_mask, **kwargs)
     if patch is not None and attention is not None:
         output, attention = patch(output, attention, value, attention_mask)
-    listener.hear(module, attention, value, output, memory=memory)
+    listener.hear(module, attention, value, output, memory=memory, seeing=seeing)
     return listener.passed_on(output), attention
 
 
@@ -209,7 +218,7 @@ def _streamed(
     more: dict[str, Any],
     listener: Listener,
 ) -> Streamed:
-    """A call of a streaming pass. What the user runs with torch's kernel has an output that this kernel makes."""
+    """A call of a streaming pass."""
     moving = [name for name, part in {"mask": mask, **more}.items() if isinstance(part, Tensor) and part.requires_grad]
     if moving:  # its gradient would be lost
         raise Refusal(
@@ -222,9 +231,21 @@ def _streamed(
     given = more.get("is_causal")
     is_causal = given if given is not None else getattr(module, "is_causal", True)
     causal = mask is None and queries > 1 and bool(is_causal)
-    plain = all(more.get(name) is None for name in ("softcap", "s_aux"))  # torch's kernel knows neither
-    forward = AttentionInterface()["sdpa"] if plain else None
-    return Streamed(eager, forward, module, mask, causal, more, listener.tiles or Tiles())
+    return Streamed(eager, _kernel_of(module, more), module, mask, causal, more, listener.tiles or Tiles())
+
+
+def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[Tensor, Any]] | None:
+    """Torch's own kernel, where the model runs with it, or with another that is not eager (flash, flex): it makes the
+    output then. None where the model is eager, or says what torch's kernel does not heed."""
+    told = any(more.get(name) is not None for name in ("softcap", "s_aux"))
+    return None if told or _is_eager(module.config) else AttentionInterface()["sdpa"]
+
+
+def _masks_of(mask: Tensor | None) -> Masks:
+    """What hides keys, in both forms. A mask that the model has made, cut or moved itself is taken as it is."""
+    if mask is None or mask not in _masks:
+        return Masks(mask, mask)
+    return Masks(mask, *_masks[mask])
 
 
 def _is_eager(config: Any) -> bool:
@@ -240,8 +261,14 @@ def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
         kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
         return described(config=config, **kwargs)
     mask = eager_mask(config=config, **kwargs)
-    # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
-    return mask if mask is None or mask.dtype != torch.float64 else mask.clamp(min=torch.finfo(torch.float32).min)
+    if mask is not None and mask.dtype == torch.float64:
+        # Its least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
+        mask = mask.clamp(min=torch.finfo(torch.float32).min)
+    if mask is not None and listener is not None and not _is_eager(config):
+        kernels = AttentionMaskInterface()["sdpa"](config=config, **kwargs)
+        seeing = None if kernels is None else kernels.any(-1, keepdim=True)
+        _masks[mask] = kernels, None if seeing is None or bool(seeing.all()) else seeing
+    return mask
 
 
 AttentionInterface.register(NAME, _attention)

@@ -183,11 +183,11 @@ class Streamed:
         """
         whole, differentiates = self._parts()[:3], gradient is not None
         each = () if gradient is None else gradient.split(len(whole[0]))
-        sums = [part.new_zeros((len(each), *part.shape), dtype=_wide(part.dtype)) for part in whole if backward]
+        sums = [part.new_zeros((len(each), *part.shape), dtype=wide(part.dtype)) for part in whole if backward]
         for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(targets, len(each))):
             places = (rows, keys, keys)
             # a model in half precision has its relevance in float32 all the same
-            parts = [part[:, :, at].to(_wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
+            parts = [part[:, :, at].to(wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
             parts = [part.requires_grad_(differentiates) for part in parts]
             with torch.set_grad_enabled(differentiates):
                 output, attention = self._tile(rows, keys, *parts)
@@ -195,13 +195,15 @@ class Streamed:
             slopes: list[Tensor] = []
             for i, one in enumerate(each):
                 more = i + 1 < len(each)
-                found = torch.autograd.grad(output, nodes, one[:, rows].to(output.dtype), retain_graph=more)
+                slope = self.shown(rows, keys, one[:, rows].transpose(1, 2)).transpose(1, 2)
+                found = torch.autograd.grad(output, nodes, slope.to(output.dtype), retain_graph=more)
                 slopes.append(found[0])
                 for sum_, at, part in zip(sums, places, found[1:], strict=False):
                     sum_[i, :, :, at] += part
             if fold is not None:
                 around = (keys.start, whole[1].shape[2] - keys.stop)
-                fold(rows, pad(attention.detach(), around), pad(torch.cat(slopes), around) if slopes else None)
+                shown = self.shown(rows, keys, attention.detach())
+                fold(rows, pad(shown, around), pad(torch.cat(slopes), around) if slopes else None)
         if not backward:
             return None
         dq, dk, dv = (sum_.flatten(0, 1).to(part.dtype) for sum_, part in zip(sums, whole, strict=True))
@@ -213,6 +215,13 @@ class Streamed:
         """The model's own attention of some queries to some keys."""
         more = {name: self.cut(part, rows, keys) for name, part in self.more.items()}
         return self.eager(self.module, query, key, value, self.added(rows, keys, query.dtype), **more)
+
+    def shown(self, rows: slice, keys: slice, part: Tensor) -> Float[Tensor, "batch head query any"]:
+        """A part of the tile, with nothing where a query sees nothing: torch's kernel has no attention there, and hands
+        no gradient on. A softmax would make it uniform."""
+        seen = None if self.forward is None or self.causal else self.seen(rows, keys)
+        some = None if seen is None else seen.any(-1, keepdim=True)
+        return part if some is None or bool(some.all()) else part * some
 
     def cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""
@@ -309,6 +318,6 @@ def _joined(parts: Sequence[Gradients]) -> Gradients:
     return dq, dk, dv
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
     """Wide enough to add up in."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -151,7 +151,8 @@ class Visits:
         for name in DIFFERENTIABLE:
             node = getattr(call, name) if name != "attention" or call.streamed is None else None
             if node is not None and name in self.asks:
-                own = repeated(plain(node), self.targets)
+                shown = plain(node) if name != "attention" or call.seeing is None else plain(node) * call.seeing
+                own = repeated(shown, self.targets)
                 setattr(record, name, own)
                 if f"{name}_gradient" in self.wanted:
                     gradient = arrived.get(f"{name}_gradient")

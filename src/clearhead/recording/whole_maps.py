@@ -1,19 +1,26 @@
-"""Whole maps of attention on a CPU, with as little new memory as can be: to touch it first is most of what a map costs.
+"""Whole maps of attention, beside the output that the model makes when nobody looks.
 
     A = softmax(Q Kᵀ s + mask),  O = A V;     ∂y/∂A = ∂y/∂O Vᵀ,  ∂y/∂S = A ⊙ (∂y/∂A − Σ_j A ⊙ ∂y/∂A)
 
-Scores become attention where they stand, sample by sample, and ∂y/∂A becomes ∂y/∂S where it stands once everybody has
-seen it; its memory is the next layer's. This is for models that run with torch's own kernel, which heeds a scale and a
-mask and nothing else, so that the formula is exact. Other attention is the model's own eager one (`interface.py`).
+The output is that of the kernel which the model runs with, to the last bit: where attention is sharp, layers above make
+much of the least rounding. Its gradient is that of the formula, in float32 at least. Maps come from the model's own
+eager attention; or, on a CPU, for models that run with torch's own kernel, which heeds a scale and a mask and nothing
+else, from the formula, with as little new memory as can be: to touch it first is most of what a map costs. Scores
+become attention where they stand, sample by sample, and ∂y/∂A becomes ∂y/∂S where it stands once everybody has seen it;
+its memory is the next layer's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils._device import DeviceContext
+
+from clearhead.recording.streaming import wide
 
 #: What a model may say about a call beside its mask: torch's own kernel heeds the first, and need not know the others.
 KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
@@ -36,19 +43,88 @@ class Memory:
         return torch.empty_like(like)
 
 
-def exact(query: Tensor, mask: Tensor | None, more: Mapping[str, Any]) -> bool:
-    """Whether the formula is what torch's own kernel computes, and nobody must see the steps of it.
+#: The queries that see something; None where all do.
+Seeing = Bool[Tensor, "batch 1 query 1"] | None
 
-    In float64 many models' eager attention has a softmax in float32, which is then theirs.
-    """
-    plain = query.device.type == "cpu" and query.dtype == torch.float32
-    told = {name for name, part in more.items() if part is not None} <= KNOWN
-    added = mask is None or (mask.is_floating_point() and not mask.requires_grad)
-    watched = torch._C._len_torch_function_stack() > 0 or torch._C._are_functorch_transforms_active()
-    return plain and told and added and not watched
+
+@dataclass(frozen=True)
+class Masks:
+    """What hides keys, as eager attention has it and as torch's kernel has it."""
+
+    eager: Float[Tensor, "batch 1 query key"] | None
+    kernels: Tensor | None
+    seeing: Seeing = None
+
+
+def as_ever(
+    eager: Callable[..., tuple[Tensor, Tensor]],
+    kernel: Callable[..., tuple[Tensor, Any]] | None,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    more: Mapping[str, Any],
+) -> Float[Tensor, "batch query head width"]:
+    """The output as the model makes it when nobody looks. kernel: torch's own, where the model runs with it."""
+    made, mask = (eager, masks.eager) if kernel is None else (kernel, masks.kernels)
+    output: Tensor = made(module, query, key, value, mask, **more)[0]
+    return output
 
 
 def attend(
+    eager: Callable[..., tuple[Tensor, Tensor]],
+    kernel: Callable[..., tuple[Tensor, Any]] | None,
+    module: nn.Module,
+    query: Float[Tensor, "batch head query width"],
+    key: Float[Tensor, "batch kv_head key width"],
+    value: Float[Tensor, "batch kv_head key width"],
+    masks: Masks,
+    more: Mapping[str, Any],
+    memory: Memory,
+) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"], Seeing]:
+    """The output, as ever, and the attention, both in the graph; and which queries have any, where some have none."""
+    mask, format_ = masks.eager, wide(query.dtype)
+    # what dropout leaves out must be the same in both
+    if watched() or more.get("dropout") or (kernel is None and query.dtype == format_):
+        return *eager(module, query, key, value, mask, **more), None
+    with torch.no_grad():
+        made = as_ever(eager, kernel, module, query, key, value, masks, more)
+    if kernel is not None and exact(query, mask, more):
+        output, attention = in_place(made, query, key, value, mask, more.get("scaling"), memory)
+    else:
+        parts = (part.to(format_) for part in (query, key, value))
+        rebuilt, attention = eager(module, *parts, _widened(mask, format_), **more)
+        output = _InPlaceOf.apply(rebuilt, made)
+    seeing = None if kernel is None else masks.seeing
+    if seeing is not None and output.requires_grad:
+        output.register_hook(partial(torch.mul, seeing.transpose(1, 2)))
+    return output, attention, seeing
+
+
+def watched() -> bool:
+    """Whether somebody must see every step that is made (to say where tensors are made is not to look)."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return torch._C._are_functorch_transforms_active() or any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
+def _widened(mask: Tensor | None, format_: torch.dtype) -> Tensor | None:
+    """The least number of a narrow format is not small enough in a wide one for scores to be lost in it."""
+    if mask is None or not mask.is_floating_point() or mask.dtype == format_:
+        return mask
+    return mask.to(format_).masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(format_).min)
+
+
+def exact(query: Tensor, mask: Tensor | None, more: Mapping[str, Any]) -> bool:
+    """Whether the formula is what torch's own kernel computes, and memory is what maps cost."""
+    plain = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+    told = {name for name, part in more.items() if part is not None} <= KNOWN
+    added = mask is None or (mask.is_floating_point() and mask.dim() == 4 and not mask.requires_grad)
+    return plain and told and added
+
+
+def in_place(
+    output: Float[Tensor, "batch query head width"],
     query: Float[Tensor, "batch head query width"],
     key: Float[Tensor, "batch kv_head key width"],
     value: Float[Tensor, "batch kv_head key width"],
@@ -56,11 +132,23 @@ def attend(
     scaling: float | None,
     memory: Memory,
 ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
-    """The output and the attention, both in the graph."""
+    """The output, which a kernel made, and the attention, both in the graph."""
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     attention: Tensor = _Maps.apply(query, key, mask, scale, memory)
-    output: Tensor = _Mixed.apply(attention, value, memory)
-    return output, attention
+    return _Mixed.apply(output, attention, value, memory), attention
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """What a kernel made, with the gradient of what stands for it."""
+
+    @staticmethod
+    def forward(ctx: Any, rebuilt: Tensor, output: Tensor) -> Tensor:
+        ctx.format = rebuilt.dtype
+        return output.clone()  # itself it would come out as a view, which nobody may change in place
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0].to(ctx.format), None
 
 
 class _Maps(torch.autograd.Function):
@@ -101,14 +189,10 @@ class _Maps(torch.autograd.Function):
 
 class _Mixed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, attention: Tensor, value: Tensor, memory: Memory) -> Tensor:
-        batch, heads, queries, _ = attention.shape
-        output = value.new_empty(batch, queries, heads, value.shape[3])
-        for i, one in enumerate(attention):
-            output[i] = torch.bmm(one, each_head(value[i], heads)).transpose(0, 1)
+    def forward(ctx: Any, output: Tensor, attention: Tensor, value: Tensor, memory: Memory) -> Tensor:
         ctx.save_for_backward(attention, value)
         ctx.memory = memory
-        return output
+        return output.clone()  # itself it would come out as a view, which nobody may change in place
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,12 +201,12 @@ class _Mixed(torch.autograd.Function):
         slope = slopes[0].transpose(-3, -2)
         if _several(slope):
             values = value.repeat_interleave(heads // shared, 1)
-            return slope @ values.mT, joined_heads(attention.mT @ slope, shared, 1), None
+            return None, slope @ values.mT, joined_heads(attention.mT @ slope, shared, 1), None
         into_attention, into_value = ctx.memory.take(attention), as_models_have(value)
         for i, one in enumerate(slope):
             torch.bmm(one, each_head(value[i], heads).mT, out=into_attention[i])
             into_value[i] = joined_heads(one.mT @ attention[i], shared, 0).mT
-        return into_attention, into_value, None
+        return None, into_attention, into_value, None
 
 
 def _several(slope: Tensor) -> bool:
