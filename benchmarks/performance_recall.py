@@ -1,10 +1,10 @@
 """How exact streaming is on a trained model with sharp attention, zoo:recall-4k: the part `exact` of `performance.py`.
 
 Streaming is held to whole maps twice: in two passes, as a user would compare them; and in the same pass, to whole maps
-in float64 of its own queries, keys, values and gradients. In float32 both hold to 1e-5. In bfloat16 two passes have the
-same output and not the same gradients, where one is flash attention's on a GPU: sharp attention makes much of its
-rounding. How far passes are from one in float64, streaming and with whole maps, is said, too: that is the model's own
-rounding, which no recorder mends. In bfloat16 a bar of 1e-2 stands beside it, which neither holds on this model.
+in float64 of its own queries, keys, values and gradients. In float32 both hold to 1e-5. In bfloat16 the second does:
+two passes have the same output and not the same gradients, of whose rounding sharp attention makes much. How far
+passes are from one in float64, streaming and with whole maps, is said, too: that is the model's own rounding, which no
+recorder mends. In bfloat16 a bar of 1e-2 stands beside it, which neither holds on this model.
 """
 
 import sys
@@ -57,17 +57,10 @@ def compared(device: str, tokens: int) -> list[dict[str, Any]]:
             **{"part": "exact", "model": "zoo:recall-4k", "tokens": tokens, "batch": 1, "dtype": dtype},
             **{"device": device, "way": f"clearhead, {len(METHODS)} methods, {way}", "kernel": kernels[dtype, way]},
             **{"error": max(found.values()), "by method": found},
-            **_bar(dtype, way),
+            **({"bar": 1e-5} if way in (SAME_PASS, TWO_PASSES) else {"bar": 1e-2} if dtype == "bfloat16" else {}),
         }
         for (dtype, way), found in gaps.items()
     ]
-
-
-def _bar(dtype: str, way: str) -> dict[str, float]:
-    """1e-5 of streaming, of passes by themselves in float32; in half precision 1e-2 from the model in float64."""
-    if way == SAME_PASS or (way == TWO_PASSES and dtype == "float32"):
-        return {"bar": 1e-5}
-    return {"bar": 1e-2} if way != TWO_PASSES and dtype == "bfloat16" else {}
 
 
 def _model(device: str, dtype: str) -> Any:

@@ -95,7 +95,7 @@ def attend(
     else:
         parts = (part.to(format_) for part in (query, key, value))
         rebuilt, attention = eager(module, *parts, _widened(mask, format_), **more)
-        output = _InPlaceOf.apply(rebuilt, made)
+        output = _AsMade.apply(rebuilt, made)
     seeing = None if kernel is None else masks.seeing
     if seeing is not None and output.requires_grad:
         output.register_hook(partial(torch.mul, seeing.transpose(1, 2)))
@@ -138,7 +138,7 @@ def in_place(
     return _Mixed.apply(output, attention, value, memory), attention
 
 
-class _InPlaceOf(torch.autograd.Function):
+class _AsMade(torch.autograd.Function):
     """What a kernel made, with the gradient of what stands for it."""
 
     @staticmethod
