@@ -79,7 +79,8 @@ def maps(call: Streamed, gradient: Tensor | None) -> tuple[Tensor, Tensor | None
     added = call.added(*every, torch.float64)
     with torch.no_grad():
         _, attention = call.eager(call.module, query, key, value, None if added is None else added.double(), **more)
-        attention = call.shown(*every, attention)
+        seeing = call.seeing(*every)
+        attention = attention if seeing is None else attention * seeing
     if gradient is None:
         return attention.float(), None
     shared = value.repeat_interleave(query.shape[1] // value.shape[1], 1).mT

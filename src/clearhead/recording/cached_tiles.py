@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.recording import pieces
+from clearhead.recording.masks import Seeing
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.streaming import Gradients, Streamed
 from clearhead.recording.whole_maps import KNOWN, as_models_have, each_head, joined_heads
@@ -118,21 +119,18 @@ class _Sample:
 
 @dataclass
 class _Seen:
-    """What some queries see. mask: is added to the scores of the keys `at` these places. some: zero for a query that
-    sees nothing, where there is one: torch's kernel has no attention there, where a softmax would make it uniform."""
+    """What some queries see. mask: is added to the scores of the keys `at` these places. some: which see anything."""
 
     mask: Float[Tensor, "batch some query key"] | None
     at: slice
-    some: Float[Tensor, "batch some query 1"] | None
+    some: Seeing
 
     @classmethod
     def of(cls, call: Streamed, rows: slice, keys: slice) -> "_Seen":
         # of causal attention, all that comes before the first of these queries is seen by each of them
         masked = slice(rows.start, keys.stop) if call.causal else keys
-        seen = None if call.causal else call.seen(rows, keys)
-        some = None if seen is None else seen.any(-1, keepdim=True)
         at = slice(masked.start - keys.start, masked.stop - keys.start)
-        return cls(call.added(rows, masked, torch.float32), at, None if some is None or some.all() else some.float())
+        return cls(call.added(rows, masked, torch.float32), at, call.seeing(rows, keys))
 
 
 class _Gradients:

@@ -23,11 +23,12 @@ from clearhead.errors import Refusal
 from clearhead.recording import own, returned
 from clearhead.recording.blocks import Run, Watch, blocks_of
 from clearhead.recording.checkpointing import layers_again
-from clearhead.recording.masks import described
+from clearhead.recording.masks import Seeing, described
+from clearhead.recording.masks import seeing as seeing_of
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
 from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
-from clearhead.recording.whole_maps import Masks, Memory, Seeing, as_ever, attend
+from clearhead.recording.whole_maps import Masks, Memory, as_ever, attend
 
 NAME = "clearhead"
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -266,8 +267,7 @@ def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
         mask = mask.clamp(min=torch.finfo(torch.float32).min)
     if mask is not None and listener is not None and not _is_eager(config):
         kernels = AttentionMaskInterface()["sdpa"](config=config, **kwargs)
-        seeing = None if kernels is None else kernels.any(-1, keepdim=True)
-        _masks[mask] = kernels, None if seeing is None or bool(seeing.all()) else seeing
+        _masks[mask] = kernels, seeing_of(kernels)
     return mask
 
 

@@ -27,6 +27,10 @@ _OUTLINE = (
 )
 
 
+#: The queries that see something; None where all do.
+Seeing = Bool[Tensor, "batch 1 query 1"] | None
+
+
 @dataclass(frozen=True)
 class Facts:
     """A mask in a few words.
@@ -169,6 +173,12 @@ def _device_alone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.devic
 def span(seen: Bool[Tensor, "batch 1 query key"]) -> slice:
     places = seen.any((0, 1, 2)).nonzero().flatten().tolist()
     return slice(places[0], places[-1] + 1) if places else slice(0, seen.shape[3])
+
+
+def seeing(seen: Bool[Tensor, "batch 1 query key"] | None) -> Seeing:
+    """Torch's kernel has no attention where a query sees nothing, and hands no gradient on; a softmax is uniform."""
+    some = None if seen is None else seen.any(-1, keepdim=True)
+    return None if some is None or bool(some.all()) else some
 
 
 def _none_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

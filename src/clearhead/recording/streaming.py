@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from clearhead.recording import pieces
-from clearhead.recording.masks import Described
+from clearhead.recording.masks import Described, Seeing
+from clearhead.recording.masks import seeing as seeing_of
 from clearhead.recording.masks import span as span_of
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tiles import TORCH, Tiles
@@ -191,18 +192,19 @@ class Streamed:
             parts = [part.requires_grad_(differentiates) for part in parts]
             with torch.set_grad_enabled(differentiates):
                 output, attention = self._tile(rows, keys, *parts)
+            seeing = self.seeing(rows, keys)
             nodes = (attention, *parts) if backward else (attention,)
             slopes: list[Tensor] = []
             for i, one in enumerate(each):
                 more = i + 1 < len(each)
-                slope = self.shown(rows, keys, one[:, rows].transpose(1, 2)).transpose(1, 2)
+                slope = one[:, rows] if seeing is None else one[:, rows] * seeing.transpose(1, 2)
                 found = torch.autograd.grad(output, nodes, slope.to(output.dtype), retain_graph=more)
                 slopes.append(found[0])
                 for sum_, at, part in zip(sums, places, found[1:], strict=False):
                     sum_[i, :, :, at] += part
             if fold is not None:
                 around = (keys.start, whole[1].shape[2] - keys.stop)
-                shown = self.shown(rows, keys, attention.detach())
+                shown = attention.detach() if seeing is None else attention.detach() * seeing
                 fold(rows, pad(shown, around), pad(torch.cat(slopes), around) if slopes else None)
         if not backward:
             return None
@@ -216,12 +218,9 @@ class Streamed:
         more = {name: self.cut(part, rows, keys) for name, part in self.more.items()}
         return self.eager(self.module, query, key, value, self.added(rows, keys, query.dtype), **more)
 
-    def shown(self, rows: slice, keys: slice, part: Tensor) -> Float[Tensor, "batch head query any"]:
-        """A part of the tile, with nothing where a query sees nothing: torch's kernel has no attention there, and hands
-        no gradient on. A softmax would make it uniform."""
-        seen = None if self.forward is None or self.causal else self.seen(rows, keys)
-        some = None if seen is None else seen.any(-1, keepdim=True)
-        return part if some is None or bool(some.all()) else part * some
+    def seeing(self, rows: slice, keys: slice) -> Seeing:
+        """Which of these queries see something, where torch's kernel runs."""
+        return None if self.forward is None or self.causal else seeing_of(self.seen(rows, keys))
 
     def cut(self, part: Any, rows: slice, keys: slice) -> Any:
         """The tile's part of what lies along queries and keys, as position biases do."""

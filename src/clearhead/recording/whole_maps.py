@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._device import DeviceContext
 
+from clearhead.recording.masks import Seeing
 from clearhead.recording.streaming import wide
 
 #: What a model may say about a call beside its mask: torch's own kernel heeds the first, and need not know the others.
@@ -41,10 +42,6 @@ class Memory:
             if one.shape == like.shape and one.dtype == like.dtype:
                 return self.spare.pop(place)
         return torch.empty_like(like)
-
-
-#: The queries that see something; None where all do.
-Seeing = Bool[Tensor, "batch 1 query 1"] | None
 
 
 @dataclass(frozen=True)
