@@ -1,11 +1,8 @@
 """Which kernel records attention: one of whole maps (`materialised`), or of tiles (`streaming`)."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 
-import torch
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal, unknown
@@ -16,7 +13,7 @@ from clearhead.recording.cached_tiles import CachedTiles
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.reduce import Reduce
 from clearhead.recording.tape import Call
-from clearhead.recording.tiles import TORCH, Kernel, Ran, Tiles
+from clearhead.recording.tiles import TORCH, Kernel, Ran, Tiles, kernel_for
 from clearhead.subjects.base import Sample
 
 #: "streaming" is with the fastest kernel that the hardware has, "tiles" and "triton" with this one.
@@ -98,17 +95,6 @@ def _kernel(recorder: Recorder, tried: Plan, kernel: str | None) -> Kernel | Non
     if kernel == "triton" and (found is None or found.name != "triton"):
         raise Refusal("kernel='triton' needs a GPU and the package triton: say kernel='tiles', or leave it out")
     return found
-
-
-def kernel_for(device: torch.device) -> Kernel | None:
-    """The fastest kernel that a device has; None where that is torch's, tile by tile."""
-    modern = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, statement by statement: for tests
-    if (modern or interpreted) and find_spec("triton") is not None:
-        from clearhead.recording.triton_kernel import TritonKernel  # compilers are slow to import
-
-        return TritonKernel()
-    return CachedTiles() if device.type == "cpu" else None
 
 
 def check_streams(readings: Sequence[Reading]) -> None:

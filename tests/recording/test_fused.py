@@ -16,6 +16,12 @@ from tests.recording.test_masks import FEW_WORDS, LENGTH, asked, functions
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if masks were too large to be whole."""
+    monkeypatch.setattr(Described, "small", False)
+
+
 def call(mask: Any = None, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", **changed: Any) -> Any:
     """Four heads, of which two share keys."""
     sizes = {"queries": LENGTH, "keys": LENGTH, "width": 16, "value_width": 16, **changed}
@@ -80,6 +86,15 @@ def test_what_is_left_to_the_attention_that_the_model_runs_with(why: str, monkey
     window = Described(asked("window", False))
     assert fused.chosen(call(window)) is not None
     assert fused.chosen(call(**{"mask": window, **LEFT_TO_PIECES[why]})) is None
+
+
+def test_a_mask_that_may_be_whole_goes_to_the_attention_that_the_model_runs_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allow(monkeypatch)
+    assert fused.chosen(call(Described(asked("window", False)))) is not None
+    monkeypatch.setattr(Described, "small", True)
+    assert fused.chosen(call(Described(asked("window", False)))) is None
 
 
 def test_whether_flash_attention_may_be_used_is_for_torch_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

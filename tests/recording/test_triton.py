@@ -342,9 +342,11 @@ def test_windows_are_flash_attentions_own(model, before, after, dtype, within, c
 
 
 def windows_told(monkeypatch):
-    """Every window that flash attention is told, and which way it goes."""
+    """Every window that flash attention is told, and which way it goes, as if masks were too large to be whole."""
     from clearhead.recording.fused import Fused
+    from clearhead.recording.masks import Described
 
+    monkeypatch.setattr(Described, "small", False)
     told = []
 
     def listening(way, real):

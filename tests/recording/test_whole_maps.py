@@ -1,5 +1,7 @@
 """Whole maps, against the formula and against the model's eager attention, beside the output of the model itself."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
@@ -71,7 +73,7 @@ def test_several_targets_at_once():
     expected = formula(*own, mask, 8**-0.5)
     made = in_place(expected[0].detach(), *own, mask, None, Memory())
     found, expected = (
-        torch.autograd.grad(output, [*own, attention], slopes, is_grads_batched=True)
+        torch.vmap(partial(torch.autograd.grad, output, [*own, attention]))(slopes)
         for output, attention in (made, expected)
     )
     torch.testing.assert_close(found, expected)
@@ -201,11 +203,13 @@ def blind(name):
     return given
 
 
+@pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("own", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["grouped heads", "sliding window", "window both ways"])
-def test_gradients_where_queries_see_nothing(name, own, dtype):
-    """Of a number that padding has a part in: what the model's own autograd has, with whole maps and in tiles."""
+def test_gradients_where_queries_see_nothing(name, own, dtype, hidden):
+    """Of a number that padding has a part in: what the model's own autograd has, with whole maps and in tiles, which
+    leave keys out that nobody sees or do not."""
     recorder, inputs = streaming.recorder(name, own, dtype), blind(name)
     model = recorder.model
 
@@ -217,7 +221,7 @@ def test_gradients_where_queries_see_nothing(name, own, dtype):
     real = torch.autograd.grad(value(model(**inputs)).sum(), starts)[0]
     hook.remove()
     together = streaming.Together()
-    tiles = recorder.record(inputs, value, streaming.ASKS, tiles=Tiles(together.fold, rows=4, hidden=True))
+    tiles = recorder.record(inputs, value, streaming.ASKS, tiles=Tiles(together.fold, rows=4, hidden=hidden))
     whole = recorder.record(inputs, value, streaming.ASKS)
     for tape in (whole, tiles):
         gap = (tape.input_gradient["input_ids"] - real).abs().max() / real.abs().max()

@@ -120,9 +120,12 @@ def _without_mask(call: "Streamed") -> Fused | None:
 
 
 def _with_window(call: "Streamed") -> Fused | None:
-    """Flash attention, where torch allows it and a window is all that the mask says."""
+    """Flash attention, where torch allows it, a window is all that the mask says, and the mask is too large for the
+    kernel that the model runs with, which gets it whole."""
     query, key, value = call.query, call.key, call.value
     if not isinstance(call.mask, Described) or query.dtype not in HALF or query.shape[2] != key.shape[2]:
+        return None
+    if call.mask.small:
         return None
     grouped = query.shape[1] != key.shape[1]
     with torch.enable_grad():

@@ -26,8 +26,8 @@ from clearhead.recording.checkpointing import layers_again
 from clearhead.recording.masks import Seeing, described
 from clearhead.recording.masks import seeing as seeing_of
 from clearhead.recording.scope import attention_implementation, hooks, implementation_of
-from clearhead.recording.streaming import Streamed
-from clearhead.recording.tiles import Tiles
+from clearhead.recording.streaming import Streamed, wide
+from clearhead.recording.tiles import Tiles, kernel_for
 from clearhead.recording.whole_maps import Masks, Memory, as_ever, attend
 
 NAME = "clearhead"
@@ -94,9 +94,10 @@ class Listener:
         silent: bool = False,
         tiles: Tiles | None = None,
         values: bool = True,
+        flows: bool = False,
     ) -> None:
         self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
-        self.tiles, self.values = tiles, values
+        self.tiles, self.values, self.flows = tiles, values, flows
         self.again = False  # whether a layer is computed again that was heard before
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
@@ -194,7 +195,12 @@ def _attention(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
     )
     if listener.tiles is not None:
-        streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener)
+        if (moving := _moving(attention_mask, kwargs)) is not None:
+            raise Refusal(
+                f"{listener.model}: the attention of {listener.name_of(module)} takes {moving}, which depends on the "
+                "input, beside queries, keys and values: it cannot be had tile by tile"
+            )
+        streamed = _streamed(eager, module, query.shape[2], attention_mask, kwargs, listener.tiles)
         output = streamed.attend(query, key, value)
         if listener.again:
             streamed.release()  # it was made for what autograd keeps of it, and would hold that in a circle
@@ -203,12 +209,18 @@ def _attention(
             listener.hear(module, streamed.outline, *value_and_output, streamed=streamed)
         return listener.passed_on(output), None
     kernel, masks, memory = _kernel_of(module, kwargs), _masks_of(attention_mask), Memory(listener.spare)
-    output, attention, seeing = attend(eager, kernel, module, query, key, value, masks, kwargs, memory)
     patch = getattr(_active, "patch", None)
+    # in half precision gradients are rounded, too, so that it matters what makes them
+    flows = listener.flows and patch is None and kernel is not None and query.dtype != wide(query.dtype)
+    flow = None
+    if flows and _moving(attention_mask, kwargs) is None:
+        flow = _streamed(eager, module, query.shape[2], masks.kernels, kwargs, Tiles(kernel=kernel_for(query.device)))
+    made = attend(eager, kernel, module, query, key, value, masks, kwargs, memory, flow)
+    output, attention = made.output, made.attention
     if patch is not None and attention is not None:
         output, attention = patch(output, attention, value, attention_mask)
-    listener.hear(module, attention, value, output, memory=memory, seeing=seeing)
-    return listener.passed_on(output), attention
+    listener.hear(module, attention, value, output, memory=memory, seeing=made.seeing)
+    return listener.passed_on(output), attention if patch is not None else made.handed
 
 
 def _streamed(
@@ -217,22 +229,22 @@ def _streamed(
     queries: int,
     mask: Tensor | None,
     more: dict[str, Any],
-    listener: Listener,
+    tiles: Tiles,
 ) -> Streamed:
     """A call of a streaming pass."""
-    moving = [name for name, part in {"mask": mask, **more}.items() if isinstance(part, Tensor) and part.requires_grad]
-    if moving:  # its gradient would be lost
-        raise Refusal(
-            f"{listener.model}: the attention of {listener.name_of(module)} takes {moving[0]}, which depends on the "
-            "input, beside queries, keys and values: it cannot be had tile by tile"
-        )
     if _is_eager(module.config):
-        return Streamed(eager, None, module, mask, False, more, listener.tiles or Tiles())
+        return Streamed(eager, None, module, mask, False, more, tiles)
     # As transformers has it: no mask means a causal one, where the module is causal.
     given = more.get("is_causal")
     is_causal = given if given is not None else getattr(module, "is_causal", True)
     causal = mask is None and queries > 1 and bool(is_causal)
-    return Streamed(eager, _kernel_of(module, more), module, mask, causal, more, listener.tiles or Tiles())
+    return Streamed(eager, _kernel_of(module, more), module, mask, causal, more, tiles)
+
+
+def _moving(mask: Tensor | None, more: dict[str, Any]) -> str | None:
+    """What depends on the input beside queries, keys and values: in tiles its gradient would be lost."""
+    parts = {"mask": mask, **more}
+    return next((name for name, part in parts.items() if isinstance(part, Tensor) and part.requires_grad), None)
 
 
 def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[Tensor, Any]] | None:
@@ -294,17 +306,19 @@ def capture(
     silent: bool = False,
     tiles: Tiles | None = None,
     values: bool = True,
+    flows: bool = False,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
     `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
     attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them (and its
-    `values` only if that is said).
+    `values` only if that is said); `flows` says that whole maps are looked at, and nothing is made of them that is to
+    have gradients: in half precision, these are a streaming pass's then.
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent, tiles, values)
+    listener = Listener(model, blocks, watch, silent, tiles, values, flows)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [

@@ -101,12 +101,17 @@ class Described(Tensor):
         parts = [self._made(rows, slice(0, self.shape[3])) for rows in self._pieces()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def cells(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+    @property
+    def small(self) -> bool:
+        """Whether it may well be whole."""
         batch, _, queries, count = self.shape
-        if batch * queries * count <= CELLS:
+        return batch * queries * count <= CELLS
+
+    def cells(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+        if self.small:
             return self.whole[:, :, rows, keys]
         if self.facts is not None:
-            return self.facts.cells(rows, keys, self.device).expand(batch, 1, rows.stop - rows.start, -1)
+            return self.facts.cells(rows, keys, self.device).expand(self.shape[0], 1, rows.stop - rows.start, -1)
         return self._made(rows, keys)
 
     def _made(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
@@ -136,11 +141,11 @@ class Described(Tensor):
         return [everything, (None, 0), *windows]
 
     def _is(self, facts: Facts) -> bool:
-        batch, _, queries, count = self.shape
+        _, _, queries, count = self.shape
         keys = slice(0, count)
         # a wrong guess differs in the middle, where there is something before a query and something after it
         tiles = (slice(queries // 2, queries // 2 + 1), *self._pieces(ON_GPU if self.is_cuda else 1))
-        made = self._made if batch * queries * count > CELLS else self.cells
+        made = self.cells if self.small else self._made
         return all(bool((made(rows, keys) == facts.cells(rows, keys, self.device)).all()) for rows in tiles)
 
     def _pieces(self, larger: int = 1) -> list[slice]:

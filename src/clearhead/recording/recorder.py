@@ -217,7 +217,8 @@ class Recorder:
                     given[leaf] = starts[leaf] = _as_leaf(vector, self.starts_in)
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
             values = tiles is None or bool(asks & {"values", "output_projection"})
-            calls = stack.enter_context(capture(self.model, layers, projections, implementation, silent, tiles, values))
+            how = (layers, projections, implementation, silent, tiles, values)
+            calls = stack.enter_context(capture(self.model, *how, flows=True))
             stack.enter_context(self.scope())
             if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
                 stack.enter_context(Whole())
@@ -304,7 +305,6 @@ def _backward_at_once(
     each = torch.eye(len(number), dtype=number.dtype, device=number.device) if each is None else each
 
     def gradients(one: Tensor) -> dict[str, Tensor]:
-        # torch.vmap and not is_grads_batched, whose tensors no rule of a function of our own can be given for
         found = torch.autograd.grad(of, ends, one, allow_unused=True)
         return {name: gradient for name, gradient in zip(roots, found, strict=False) if gradient is not None}
 
@@ -345,12 +345,18 @@ def _backward_together(
 
 def _gradients_together(of: Tensor, nodes: Sequence[Tensor], each: Tensor) -> Sequence[Tensor | None]:
     """One batched backward pass, or one for each where an operation of the model cannot be batched."""
-    gradient = partial(torch.autograd.grad, of, nodes, retain_graph=True, allow_unused=True)
+
+    def gradients(one: Tensor) -> dict[int, Tensor]:
+        found = torch.autograd.grad(of, nodes, one, retain_graph=True, allow_unused=True)
+        return {i: gradient for i, gradient in enumerate(found) if gradient is not None}
+
     try:
-        return gradient(each, is_grads_batched=True)
+        # torch.vmap and not is_grads_batched, whose tensors no rule of a function of our own can be given for
+        together = torch.vmap(gradients)(each)
     except (RuntimeError, NotImplementedError):
-        single = [gradient(one) for one in each]
-        return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
+        single = [gradients(one) for one in each]
+        together = {i: torch.stack([found[i] for found in single]) for i in single[0]}
+    return [together.get(i) for i in range(len(nodes))]
 
 
 def _require_gradient(number: Tensor) -> None:

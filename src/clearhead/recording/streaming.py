@@ -66,12 +66,18 @@ class Streamed:
     edge: Any = None
     #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
     arrives: Callable[[Tensor], Gradients] | None = None
+    #: Whether backward passes may come here that nothing is called with, and several of them.
+    stays: bool = False
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"]:
+    def hold(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """The parts of the call, and the kernel that takes it."""
         self.held = (query.detach(), key.detach(), value.detach())
         self.outline = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
         self.kernel = self.tiles.kernel if self.tiles.kernel and self.tiles.kernel.takes(self, ()) else None
         self.tiles.ran.outputs.add(self.kernel.name if self.kernel else TORCH)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"]:
+        self.hold(query, key, value)
         if query.requires_grad:
             self.edge = torch.autograd.graph.get_gradient_edge(query)
         output: Tensor = _Attend.apply(query, key, value, self)
@@ -137,7 +143,8 @@ class Streamed:
             found = self.arrives(flat)
         else:
             found = self.gradients(flat)
-            self.release()
+            if not self.stays:
+                self.release()
         dq, dk, dv = (part.reshape(*gradient.shape[:-3], *part.shape[1:]) for part in found)
         return dq, dk, dv
 
@@ -218,6 +225,12 @@ class Streamed:
         more = {name: self.cut(part, rows, keys) for name, part in self.more.items()}
         return self.eager(self.module, query, key, value, self.added(rows, keys, query.dtype), **more)
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether gradients are made apart from what methods fold: in half precision, where any other way to add them
+        up rounds some of them otherwise, what they are must not depend on who asks for what."""
+        return wide(self.query.dtype) != self.query.dtype
+
     def seeing(self, rows: slice, keys: slice) -> Seeing:
         """Which of these queries see something, where torch's kernel runs."""
         return None if self.forward is None or self.causal else seeing_of(self.seen(rows, keys))
@@ -256,7 +269,11 @@ class Streamed:
         size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
             rows = slice(start, min(start + size, count))
-            yield rows, slice(0, width) if hidden else self.span(rows)
+            yield rows, slice(0, width) if hidden or self._evenly(rows) else self.span(rows)
+
+    def _evenly(self, rows: slice) -> bool:
+        """Whether one of these queries sees nothing, so that eager attention looks at all keys alike."""
+        return self.forward is None and seeing_of(self.seen(rows, slice(0, self.outline.shape[3]))) is not None
 
     def span(self, rows: slice) -> slice:
         every = slice(0, self.outline.shape[3])
@@ -281,10 +298,15 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        call: Streamed = ctx.call
-        if torch._C._are_functorch_transforms_active():
-            return *_Back.apply(gradients[0], call), None
-        return *call.back(gradients[0]), None
+        return *reached(ctx.call, gradients[0]), None
+
+
+def reached(call: Streamed, gradient: Float[Tensor, "batch query head width"]) -> Gradients:
+    """The backward pass comes to a call, of one target or, batched, of several."""
+    if torch._C._are_functorch_transforms_active():
+        found: Gradients = _Back.apply(gradient, call)
+        return found
+    return call.back(gradient)
 
 
 class _Back(torch.autograd.Function):

@@ -1,9 +1,13 @@
 """What a streaming pass does with the maps that are never whole, and what makes sums of them at once."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -84,3 +88,21 @@ class Tiles:
     sets_aside: bool = False
     checkpoint: bool = False
     ran: Ran = field(default_factory=Ran)
+
+
+def kernel_for(device: torch.device) -> Kernel | None:
+    """The fastest kernel that a device has; None where that is torch's, tile by tile."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, statement by statement: for tests
+    return _fastest(device, interpreted)
+
+
+@cache
+def _fastest(device: torch.device, interpreted: bool) -> Kernel | None:
+    modern = device.type == "cuda" and torch.version.cuda and torch.cuda.get_device_capability(device) >= (8, 0)
+    if (modern or interpreted) and find_spec("triton") is not None:
+        from clearhead.recording.triton_kernel import TritonKernel  # compilers are slow to import
+
+        return TritonKernel()
+    from clearhead.recording.cached_tiles import CachedTiles  # which imports what is here
+
+    return CachedTiles() if device.type == "cpu" else None

@@ -2,9 +2,9 @@
 
 Maps are rebuilt, tile by tile, from the log-sum-exp of each row's scores. Where none of torch's kernels says it that
 can be used (`fused.py`) the output and the gradients are those of the attention that the model runs with, whichever
-kernel that is, and the log-sum-exp is made by a kernel of ours. A long call that wants one row pushed down has it made
-beside its gradients (`triton_backward.py`). Our sums, and those gradients, are the same bytes each time; torch's
-gradients are, where torch is told to be deterministic.
+kernel that is, and the log-sum-exp is made by a kernel of ours. The gradients of a long call are ours, and a row that
+is to be pushed down is made beside them (`triton_backward.py`). Our sums, and those gradients, are the same bytes each
+time; torch's gradients are, where torch is told to be deterministic.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,13 +74,14 @@ class TritonKernel:
         self, call: Streamed, gradient: Float[Tensor, "batch query head width"], reductions: Sequence[Reduce]
     ) -> tuple[Gradients, list[Tensor]]:
         slope = gradient.transpose(1, 2)
-        beside = _beside(reductions)
-        if beside is not None and triton_backward.takes(call):
-            rows = reductions[beside].rows
+        if triton_backward.takes(call):  # whatever is asked for: other kernels would round gradients otherwise
+            beside = _beside(reductions)
+            rows = _no_row(call) if beside is None else reductions[beside].rows
             assert rows is not None
             gradients, push = triton_backward.of_call(call, slope)(rows[:, 0])
-            sums = self.reduced(call, gradient, [*reductions[:beside], *reductions[beside + 1 :]])
-            sums.insert(beside, _of_mean(push))
+            sums = self.reduced(call, gradient, [one for i, one in enumerate(reductions) if i != beside])
+            if beside is not None:
+                sums.insert(beside, _of_mean(push))
             return gradients, sums
         if call.saved:
             gradients = fused.ran(call).backward(slope, call.query, call.key, call.value, call.saved)
@@ -112,6 +113,10 @@ def _beside(reductions: Sequence[Reduce]) -> int | None:
         if one.of == "positive" and one.heads is None and one.rows is not None and one.rows.shape[1] == 1:
             return i
     return None
+
+
+def _no_row(call: Streamed) -> Float[Tensor, "batch 1 token"]:
+    return torch.zeros(len(call.query), 1, call.query.shape[2], device=call.query.device)
 
 
 def _in_rows(x: Tensor) -> Tensor:

@@ -3,11 +3,14 @@
     A = softmax(Q Kᵀ s + mask),  O = A V;     ∂y/∂A = ∂y/∂O Vᵀ,  ∂y/∂S = A ⊙ (∂y/∂A − Σ_j A ⊙ ∂y/∂A)
 
 The output is that of the kernel which the model runs with, to the last bit: where attention is sharp, layers above make
-much of the least rounding. Its gradient is that of the formula, in float32 at least. Maps come from the model's own
-eager attention; or, on a CPU, for models that run with torch's own kernel, which heeds a scale and a mask and nothing
-else, from the formula, with as little new memory as can be: to touch it first is most of what a map costs. Scores
-become attention where they stand, sample by sample, and ∂y/∂A becomes ∂y/∂S where it stands once everybody has seen it;
-its memory is the next layer's.
+much of the least rounding. So they do of gradients: in half precision, where they are rounded, too, those of queries,
+keys and values are made as a streaming pass makes them, and in other formats by the formula. Maps, and ∂y/∂A, are
+float32's at least.
+
+Maps come from the model's own eager attention; or, on a CPU, for models that run with torch's own kernel, which heeds a
+scale and a mask and nothing else, from the formula, with as little new memory as can be: to touch it first is most of
+what a map costs. Scores become attention where they stand, sample by sample, and ∂y/∂A becomes ∂y/∂S where it stands
+once everybody has seen it; its memory is the next layer's.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._device import DeviceContext
 
 from clearhead.recording.masks import Seeing
-from clearhead.recording.streaming import wide
+from clearhead.recording.streaming import Streamed, reached, wide
 
 #: What a model may say about a call beside its mask: torch's own kernel heeds the first, and need not know the others.
 KNOWN = frozenset({"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache"})
@@ -69,6 +72,20 @@ def as_ever(
     return output
 
 
+@dataclass(frozen=True)
+class Attended:
+    """The output, as ever, and the attention, both in the graph.
+
+    seeing: the queries that have any attention, where some have none
+    handed: what the model gets as its attention, to do with it what it likes
+    """
+
+    output: Float[Tensor, "batch query head width"]
+    attention: Float[Tensor, "batch head query key"]
+    handed: Float[Tensor, "batch head query key"]
+    seeing: Seeing = None
+
+
 def attend(
     eager: Callable[..., tuple[Tensor, Tensor]],
     kernel: Callable[..., tuple[Tensor, Any]] | None,
@@ -79,24 +96,33 @@ def attend(
     masks: Masks,
     more: Mapping[str, Any],
     memory: Memory,
-) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"], Seeing]:
-    """The output, as ever, and the attention, both in the graph; and which queries have any, where some have none."""
+    flow: Streamed | None = None,
+) -> Attended:
+    """flow: the call of a streaming pass, whose output and gradients these are to be, too."""
     mask, format_ = masks.eager, wide(query.dtype)
     # what dropout leaves out must be the same in both
     if watched() or more.get("dropout") or (kernel is None and query.dtype == format_):
-        return *eager(module, query, key, value, mask, **more), None
-    with torch.no_grad():
-        made = as_ever(eager, kernel, module, query, key, value, masks, more)
-    if kernel is not None and exact(query, mask, more):
-        output, attention = in_place(made, query, key, value, mask, more.get("scaling"), memory)
+        output, attention = eager(module, query, key, value, mask, **more)
+        return Attended(output, attention, attention)
+
+    def rebuilt(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return eager(module, query.to(format_), key.to(format_), value.to(format_), _widened(mask, format_), **more)
+
+    if flow is not None:
+        output, attention, handed = beside(flow, query, key, value, lambda *parts: rebuilt(*parts)[1])
     else:
-        parts = (part.to(format_) for part in (query, key, value))
-        rebuilt, attention = eager(module, *parts, _widened(mask, format_), **more)
-        output = _AsMade.apply(rebuilt, made)
+        with torch.no_grad():
+            made = as_ever(eager, kernel, module, query, key, value, masks, more)
+        if kernel is not None and exact(query, mask, more):
+            output, attention = in_place(made, query, key, value, mask, more.get("scaling"), memory)
+        else:
+            output, attention = rebuilt(query, key)
+            output = _AsMade.apply(output, made)
+        handed = attention
     seeing = None if kernel is None else masks.seeing
     if seeing is not None and output.requires_grad:
         output.register_hook(partial(torch.mul, seeing.transpose(1, 2)))
-    return output, attention, seeing
+    return Attended(output, attention, handed, seeing)
 
 
 def watched() -> bool:
@@ -133,6 +159,74 @@ def in_place(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     attention: Tensor = _Maps.apply(query, key, mask, scale, memory)
     return _Mixed.apply(output, attention, value, memory), attention
+
+
+#: Queries and keys → their attention.
+Maps = Callable[[Tensor, Tensor], Float[Tensor, "batch head query key"]]
+
+
+def beside(
+    call: Streamed, query: Tensor, key: Tensor, value: Tensor, maps: Maps
+) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"], Tensor]:
+    """The output and its gradients as a streaming pass has them, and maps beside: to look at, and to hand on."""
+    call.hold(query, key, value)
+    call.stays = True
+    found: list[Tensor] = []
+    attention: Tensor = _Shown.apply(query, key, maps, found)
+    return _Flowing.apply(attention, value, call, found), attention, _Handed.apply(query, key, attention.detach(), maps)
+
+
+class _Shown(torch.autograd.Function):
+    """Maps that ∂y/∂A comes to, on the way to queries and keys, whose gradients are found before."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, maps: Maps, found: list[Tensor]) -> Tensor:
+        ctx.found = found
+        return maps(query, key)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        into_query, into_key = ctx.found
+        ctx.found.clear()
+        return into_query, into_key, None, None
+
+
+class _Flowing(torch.autograd.Function):
+    """The output of a streaming pass's call; its gradients, and ∂y/∂A."""
+
+    @staticmethod
+    def forward(ctx: Any, attention: Tensor, value: Tensor, call: Streamed, found: list[Tensor]) -> Tensor:
+        output, saved = call.output()
+        assert call.held is not None
+        call.held = (*call.held, *saved)
+        ctx.call, ctx.found, ctx.heads = call, found, attention.shape[1]
+        return output.clone()  # itself it is held for the way back, and somebody may change it in place
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        slope, call = slopes[0], ctx.call
+        into_query, into_key, into_value = reached(call, slope)
+        ctx.found[:] = into_query, into_key
+        format_ = wide(slope.dtype)
+        values = call.value.to(format_).repeat_interleave(ctx.heads // call.value.shape[1], 1)
+        return slope.to(format_).transpose(-3, -2) @ values.mT, into_value, None, None
+
+
+class _Handed(torch.autograd.Function):
+    """The same maps, for the model itself: should it go on with them, their gradients are the formula's."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, attention: Tensor, maps: Maps) -> Tensor:
+        ctx.save_for_backward(query, key)
+        ctx.maps = maps
+        return attention
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        query, key = (part.detach().requires_grad_() for part in ctx.saved_tensors)
+        with torch.enable_grad():
+            attention = ctx.maps(query, key)
+        return *torch.autograd.grad(attention, (query, key), slopes[0]), None, None
 
 
 class _AsMade(torch.autograd.Function):
@@ -208,8 +302,7 @@ class _Mixed(torch.autograd.Function):
 
 def _several(slope: Tensor) -> bool:
     """Whether gradients of several targets come at once, as a batch that nothing can be written into."""
-    functorch = torch._C._functorch
-    return functorch.is_legacy_batchedtensor(slope) or functorch.is_batchedtensor(slope)
+    return torch._C._functorch.is_batchedtensor(slope)
 
 
 def as_models_have(
