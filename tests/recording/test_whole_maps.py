@@ -195,6 +195,49 @@ def test_a_pass_with_whole_maps_is_one_in_tiles(name, own, dtype):
     assert max(gaps.values()) <= 1e-5, gaps
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("padded", [0, 100])
+def test_rounded_gradients_do_not_depend_on_who_asks(padded, dtype, monkeypatch):
+    """To the last bit, in half precision: from whole maps, from tiles of what is seen or of all, and from none. Among
+    so many numbers sums in another order would round some otherwise."""
+    monkeypatch.setattr("clearhead.recording.streaming.CELLS", 2**18)
+    torch.manual_seed(0)
+    ids = torch.randint(5, 40, (2, 600))
+    mask = torch.ones_like(ids)
+    mask[1, 600 - padded :] = 0
+    recorder, inputs = Recorder(llama().to(dtype).eval()), {"input_ids": ids, "attention_mask": mask}
+
+    def gradient(tiles, asks=("attention_gradient", "input_gradient")):
+        return recorder.record(inputs, streaming.value, asks, tiles=tiles).input_gradient["input_ids"]
+
+    whole = gradient(None)
+    assert whole.any()
+    for tiles in (Tiles(hidden=True), Tiles(), Tiles(sweeps=0), Tiles(sweeps=2)):
+        assert torch.equal(gradient(tiles), whole)
+    assert torch.equal(gradient(Tiles(), ("input_gradient",)), whole)
+
+
+@pytest.mark.parametrize("words", [(5,), (5, 7)])
+def test_a_model_may_go_on_with_its_maps(words):
+    """In half precision, too, where the output's gradients do not go through them: here a target is made of both."""
+    torch.manual_seed(0)
+    own, inputs = llama().bfloat16().eval(), {**given(), "output_attentions": True}
+    own.set_attn_implementation("eager")
+
+    def value(output):
+        looks = [part.float().square().flatten(1).sum(1) for part in output.attentions]
+        return torch.stack([output.logits[:, -1, word] + (2 + i) * sum(looks) for i, word in enumerate(words)])
+
+    starts = []
+    hook = own.get_input_embeddings().register_forward_hook(lambda module, args, out: starts.append(out) or out)
+    number = value(own(**inputs))
+    expected = torch.cat([torch.autograd.grad(one.sum(), starts, retain_graph=True)[0] for one in number]).float()
+    hook.remove()
+    own.set_attn_implementation("sdpa")
+    found = Recorder(own).record(inputs, value, ("attention_gradient", "input_gradient")).input_gradient["input_ids"]
+    assert (found - expected).abs().max() <= 3e-2 * expected.abs().max() > 0
+
+
 def blind(name):
     """A batch in which queries of padding see nothing."""
     given = streaming.batch(name)

@@ -227,9 +227,9 @@ class Streamed:
 
     @property
     def by_itself(self) -> bool:
-        """Whether gradients are made apart from what methods fold: in half precision, where any other way to add them
-        up rounds some of them otherwise, what they are must not depend on who asks for what."""
-        return wide(self.query.dtype) != self.query.dtype
+        """Whether gradients are made apart from what methods fold, because the kernel that makes them otherwise rounds
+        them otherwise: what they are must not depend on who asks for what. (In float32 that is next to nothing.)"""
+        return self.kernel is not None and wide(self.query.dtype) != self.query.dtype
 
     def seeing(self, rows: slice, keys: slice) -> Seeing:
         """Which of these queries see something, where torch's kernel runs."""
