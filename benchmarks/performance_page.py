@@ -41,9 +41,8 @@ push* is ours: gradients and a row push from the same tiles, in the place of bot
 TRAINED = """zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest gap of a score, of the largest score,
 over three lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
 sums. *Two passes*: one streaming, one with whole maps; attention has the same output in both, to the last bit, and in
-bfloat16 gradients differ: on a GPU those of flash attention lose a hundredth where attention is sharp, since they start
-from an output that was rounded. Against the model in float64 (with the same weights) what differs is the model's own
-rounding, and whole maps differ as much."""
+bfloat16 the same gradients. Against the model in float64 (with the same weights) what differs is the model's own
+rounding: whole maps differ as much, and so does the attention that transformers itself hands out, without clearhead."""
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -139,7 +138,7 @@ def by_method(rows: list[Row]) -> str:
             row["device"],
             row["dtype"],
             row["way"].split(", ", 2)[2],
-            *(f"{row['by method'][one]:.1e}" for one in methods),
+            *(f"{row['by method'][one]:.1e}" if one in row["by method"] else "–" for one in methods),
         ]
         for row in rows
     ]

@@ -48,7 +48,7 @@ def test_at_512_tokens(kernel: str, dtype: str) -> None:
 @pytest.mark.parametrize(("kernel", "dtype"), WAYS)
 def test_at_4096_tokens(kernel: str, dtype: str) -> None:
     """On every list. In float32 whole maps are up to 7e-5 from those in float64 themselves: what is the same in both
-    passes, to the last bit, is the output of attention (and in bfloat16 its gradients), of which layers make so much."""
+    passes, to the last bit, is the output of attention, and in bfloat16 its gradients, of which layers make so much."""
     ex = clearhead.load("zoo:recall-4k", dtype=dtype)
     for example in recall.examples(3, seed=2024, pairs=recall.most_pairs(4096)):
         gaps = both_ways(ex, example, kernel, METHODS)
