@@ -304,6 +304,34 @@ def test_half_precision_is_that_of_whole_maps_in_float64(model, padding, dtype, 
         methods.append("tam")
     gaps = far_from_whole_maps(ex, words(padding), methods, target=0, kernel="triton")
     assert all(far <= 1e-5 for far in gaps.values()), gaps
+    # and in two passes, which have the same output and the same gradients
+    found, whole = (ex.explain(words(padding), methods, target=0, kernel=one) for one in ("triton", "materialised"))
+    gaps = {name: far(found[name], whole[name]) for name in whole}
+    assert all(gap <= 1e-5 for gap in gaps.values()), gaps
+
+
+@here
+@pytest.mark.gpu
+def test_rounded_gradients_do_not_depend_on_who_asks(deterministic):
+    """In half precision: where sums are wanted, tiles, whole maps, or nothing but gradients."""
+    from clearhead.recording.recorder import Recorder
+    from clearhead.recording.reduce import Reduce
+    from clearhead.recording.tiles import Tiles
+    from clearhead.recording.triton_kernel import TritonKernel
+
+    recorder, folded = Recorder(decoder(initializer_range=0.2).to(torch.float16)), []
+
+    def gradient(asks, tiles):
+        made = recorder.record(words(), lambda output: output.logits[:, -1, 7], asks, tiles=tiles)
+        return made.input_gradient["input_ids"]
+
+    both = ("attention_gradient", "input_gradient")
+    sums = Tiles(kernel=TritonKernel(), reductions=lambda call: [Reduce("positive")])
+    tiles = Tiles(lambda call, queries, sweep: folded.append(queries), kernel=TritonKernel(), rows=4)
+    expected = gradient(both, sums)
+    assert expected.any() and torch.equal(gradient(both, tiles), expected) and folded
+    assert torch.equal(gradient(both, None), expected)
+    assert torch.equal(gradient(("input_gradient",), Tiles(kernel=TritonKernel(), sweeps=0)), expected)
 
 
 @pytest.fixture

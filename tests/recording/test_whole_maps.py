@@ -8,6 +8,8 @@ from torch.overrides import BaseTorchFunctionMode
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     ModernBertConfig,
@@ -18,8 +20,10 @@ from transformers.models.bert import modeling_bert
 import clearhead
 from clearhead import Generated
 from clearhead.recording import whole_maps
+from clearhead.recording.cached_tiles import CachedTiles
 from clearhead.recording.patch import learning, patched
 from clearhead.recording.recorder import Recorder
+from clearhead.recording.streaming import Streamed
 from clearhead.recording.tiles import Tiles
 from clearhead.recording.whole_maps import Memory, in_place
 from tests import models
@@ -195,24 +199,33 @@ def test_a_pass_with_whole_maps_is_one_in_tiles(name, own, dtype):
     assert max(gaps.values()) <= 1e-5, gaps
 
 
+def capped():
+    """Gemma 2: soft caps and windows, which its eager attention alone knows."""
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "pad_token_id": 0, "initializer_range": 0.2}
+    return Gemma2ForCausalLM(Gemma2Config(**shape, **more, sliding_window=100, attn_logit_softcapping=5.0))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("padded", [0, 100])
-def test_rounded_gradients_do_not_depend_on_who_asks(padded, dtype, monkeypatch):
-    """To the last bit, in half precision: from whole maps, from tiles of what is seen or of all, and from none. Among
-    so many numbers sums in another order would round some otherwise."""
-    monkeypatch.setattr("clearhead.recording.streaming.CELLS", 2**18)
+@pytest.mark.parametrize(("model", "own"), [(llama, "sdpa"), (llama, "eager"), (capped, "eager")])
+def test_rounded_gradients_do_not_depend_on_who_asks(model, own, padded, dtype, monkeypatch):
+    """To the last bit, in half precision: from whole maps, from tiles of what is seen or of all, of any size, and from
+    none. Among so many numbers sums in another order would round some otherwise."""
+    monkeypatch.setattr("clearhead.recording.streaming.CELLS", 2**17)
     torch.manual_seed(0)
-    ids = torch.randint(5, 40, (2, 600))
+    ids = torch.randint(5, 40, (2, 400))
     mask = torch.ones_like(ids)
-    mask[1, 600 - padded :] = 0
-    recorder, inputs = Recorder(llama().to(dtype).eval()), {"input_ids": ids, "attention_mask": mask}
+    mask[1, 400 - padded :] = 0
+    recorder, inputs = Recorder(model().to(dtype).eval()), {"input_ids": ids, "attention_mask": mask}
+    recorder.model.set_attn_implementation(own)
 
     def gradient(tiles, asks=("attention_gradient", "input_gradient")):
         return recorder.record(inputs, streaming.value, asks, tiles=tiles).input_gradient["input_ids"]
 
     whole = gradient(None)
     assert whole.any()
-    for tiles in (Tiles(hidden=True), Tiles(), Tiles(sweeps=0), Tiles(sweeps=2)):
+    for tiles in (Tiles(hidden=True), Tiles(rows=70), Tiles(sweeps=0)):
         assert torch.equal(gradient(tiles), whole)
     assert torch.equal(gradient(Tiles(), ("input_gradient",)), whole)
 
@@ -236,6 +249,54 @@ def test_a_model_may_go_on_with_its_maps(words):
     own.set_attn_implementation("sdpa")
     found = Recorder(own).record(inputs, value, ("attention_gradient", "input_gradient")).input_gradient["input_ids"]
     assert (found - expected).abs().max() <= 3e-2 * expected.abs().max() > 0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_made_of_recorded_maps_has_gradients(alone):
+    """In half precision as in others, beside what the output is made of or without it."""
+    torch.manual_seed(0)
+    own, inputs = llama().bfloat16().eval(), given()
+
+    def gradient(dtype):
+        output, calls, starts = Recorder(own.to(dtype)).forward(inputs, frozenset({"attention"}), ("input_ids",))
+        number = calls[1].attention.square().sum() + (0 if alone else output.logits[:, -1, 5].sum())
+        return torch.autograd.grad(number, starts["input_ids"])[0].float()
+
+    found, expected = (gradient(dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert (found - expected).abs().max() <= 5e-2 * expected.abs().max() > 0
+
+
+@pytest.mark.parametrize("words", [(5,), (5, 7)])
+def test_maps_are_made_once(words, monkeypatch):
+    """Nothing but the output is made of them: on the way back nobody makes them again."""
+    made, attend = [], whole_maps.beside
+
+    def counting(output, streamed, query, key, value, rebuilt):
+        return attend(output, streamed, query, key, value, lambda *parts: made.append(1) or rebuilt(*parts))
+
+    monkeypatch.setattr(whole_maps, "beside", counting)
+    recorder, inputs = Recorder(llama().bfloat16().eval()), given()
+    recorder.test(inputs)
+    made.clear()
+    recorder.record(inputs, lambda output: output.logits[:, -1, list(words)].T, streaming.ASKS)
+    assert len(made) == recorder.model.config.num_hidden_layers
+
+
+def test_what_a_kernel_holds_for_the_way_back_is_not_the_models_to_change():
+    made = torch.randn(1, 5, 2, 8)
+
+    class Holding(CachedTiles):
+        def takes(self, call, reductions):
+            return True
+
+        def output(self, call):
+            return made, (made,)
+
+    before, own = made.clone(), [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    call = Streamed(formula, formula, torch.nn.Module(), None, False, {}, Tiles(kernel=Holding()))
+    output, _ = whole_maps.beside(call.hold(*own), call, *own, lambda query, key: (None, query @ key.mT))
+    output.mul_(0)
+    assert torch.equal(call.saved[0], before)
 
 
 def blind(name):

@@ -94,10 +94,10 @@ class Listener:
         silent: bool = False,
         tiles: Tiles | None = None,
         values: bool = True,
-        flows: bool = False,
+        as_streamed: bool = False,
     ) -> None:
         self.model, self.blocks, self.watch, self.silent = type(model).__name__, blocks, watch, silent
-        self.tiles, self.values, self.flows = tiles, values, flows
+        self.tiles, self.values, self.as_streamed = tiles, values, as_streamed
         self.again = False  # whether a layer is computed again that was heard before
         self.names = {id(module): name for name, module in model.named_modules()}
         self.calls: list[Captured] = []
@@ -169,8 +169,9 @@ class Listener:
 
 
 _active = threading.local()
-#: The masks that eager attention gets in recorded passes: as torch's kernel would get each, and who sees something.
-_masks: MutableMapping[Tensor, tuple[Tensor | None, Seeing]] = WeakIdKeyDictionary()
+#: The masks that eager attention gets in recorded passes: as torch's kernel would get each, as a streaming pass would,
+#: and who sees something.
+_masks: MutableMapping[Tensor, tuple[Tensor | None, Tensor | None, Seeing]] = WeakIdKeyDictionary()
 #: Output, attention, values and mask of a call → the output and the attention that take their place.
 Patch = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -211,16 +212,16 @@ def _attention(
     kernel, masks, memory = _kernel_of(module, kwargs), _masks_of(attention_mask), Memory(listener.spare)
     patch = getattr(_active, "patch", None)
     # in half precision gradients are rounded, too, so that it matters what makes them
-    flows = listener.flows and patch is None and kernel is not None and query.dtype != wide(query.dtype)
-    flow = None
-    if flows and _moving(attention_mask, kwargs) is None:
-        flow = _streamed(eager, module, query.shape[2], masks.kernels, kwargs, Tiles(kernel=kernel_for(query.device)))
-    made = attend(eager, kernel, module, query, key, value, masks, kwargs, memory, flow)
-    output, attention = made.output, made.attention
+    rounded = query.dtype != wide(query.dtype) and _moving(attention_mask, kwargs) is None
+    as_streamed = None
+    if listener.as_streamed and patch is None and rounded:
+        tiles = Tiles(kernel=kernel_for(query.device))
+        as_streamed = _streamed(eager, module, query.shape[2], masks.tiles, kwargs, tiles)
+    output, attention, seeing = attend(eager, kernel, module, query, key, value, masks, kwargs, memory, as_streamed)
     if patch is not None and attention is not None:
         output, attention = patch(output, attention, value, attention_mask)
-    listener.hear(module, attention, value, output, memory=memory, seeing=made.seeing)
-    return listener.passed_on(output), attention if patch is not None else made.handed
+    listener.hear(module, attention, value, output, memory=memory, seeing=seeing)
+    return listener.passed_on(output), attention
 
 
 def _streamed(
@@ -255,9 +256,9 @@ def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[T
 
 
 def _masks_of(mask: Tensor | None) -> Masks:
-    """What hides keys, in both forms. A mask that the model has made, cut or moved itself is taken as it is."""
+    """What hides keys, in every form. A mask that the model has made, cut or moved itself is taken as it is."""
     if mask is None or mask not in _masks:
-        return Masks(mask, mask)
+        return Masks(mask, mask, mask)
     return Masks(mask, *_masks[mask])
 
 
@@ -269,17 +270,18 @@ def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
     listener = getattr(_active, "listener", None)
     if listener is None and config is not None:
         return AttentionMaskInterface()[implementation_of(config)](config=config, **kwargs)
+    # what comes after each query, torch's kernel leaves out by itself
+    skips = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
+    tiles = described(config=config, **{**kwargs, "allow_is_causal_skip": skips})
     if listener is not None and listener.tiles is not None:
-        # what comes after each query, torch's kernel leaves out by itself
-        kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
-        return described(config=config, **kwargs)
+        return tiles
     mask = eager_mask(config=config, **kwargs)
     if mask is not None and mask.dtype == torch.float64:
         # Its least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
         mask = mask.clamp(min=torch.finfo(torch.float32).min)
-    if mask is not None and listener is not None and not _is_eager(config):
-        kernels = AttentionMaskInterface()["sdpa"](config=config, **kwargs)
-        _masks[mask] = kernels, seeing_of(kernels)
+    if mask is not None and listener is not None:
+        kernels = None if _is_eager(config) else AttentionMaskInterface()["sdpa"](config=config, **kwargs)
+        _masks[mask] = kernels, tiles, seeing_of(kernels)
     return mask
 
 
@@ -306,19 +308,19 @@ def capture(
     silent: bool = False,
     tiles: Tiles | None = None,
     values: bool = True,
-    flows: bool = False,
+    as_streamed: bool = False,
 ) -> Iterator[list[Captured]]:
     """Collect every attention call that the model makes in this thread inside the `with`.
 
     `layers` also keeps what goes into and comes out of each layer; `projections` finds the output projections;
     `implementation` is "eager" for models that have a table of attention functions of their own; in a `silent` pass
     attention is heard, but passes nothing on; with `tiles` no call has maps, and each has what makes them (and its
-    `values` only if that is said); `flows` says that whole maps are looked at, and nothing is made of them that is to
-    have gradients: in half precision, these are a streaming pass's then.
+    `values` only if that is said); `as_streamed`, gradients in half precision are those of a streaming pass where maps
+    are whole, too.
     """
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
-    listener = Listener(model, blocks, watch, silent, tiles, values, flows)
+    listener = Listener(model, blocks, watch, silent, tiles, values, as_streamed)
     handles = [*watch.handles, *returned.handles(model, listener)]
     if projections:
         handles += [

@@ -103,7 +103,7 @@ class Described(Tensor):
 
     @property
     def small(self) -> bool:
-        """Whether it may well be whole."""
+        """Whether all of it is made at once."""
         batch, _, queries, count = self.shape
         return batch * queries * count <= CELLS
 
@@ -184,6 +184,13 @@ def seeing(seen: Bool[Tensor, "batch 1 query key"] | None) -> Seeing:
     """Torch's kernel has no attention where a query sees nothing, and hands no gradient on; a softmax is uniform."""
     some = None if seen is None else seen.any(-1, keepdim=True)
     return None if some is None or bool(some.all()) else some
+
+
+def widened(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The least number of a narrow format is not small enough in a wide one for scores to be lost in it."""
+    if mask is None or not mask.is_floating_point() or mask.dtype.itemsize >= dtype.itemsize:
+        return mask
+    return mask.to(dtype).masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(dtype).min)
 
 
 def _none_seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ class Recorder:
             layers, projections = bool(asks & {"block_input", "hidden_state"}), "output_projection" in asks
             values = tiles is None or bool(asks & {"values", "output_projection"})
             how = (layers, projections, implementation, silent, tiles, values)
-            calls = stack.enter_context(capture(self.model, *how, flows=True))
+            calls = stack.enter_context(capture(self.model, *how, as_streamed=True))
             stack.enter_context(self.scope())
             if self.tested is not None and self.tested.cuts and torch.is_grad_enabled():
                 stack.enter_context(Whole())

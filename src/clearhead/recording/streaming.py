@@ -4,9 +4,10 @@
 
 A tile holds whole rows, so that its softmax needs nothing of other tiles, and is made by the model's own eager
 attention, called with some of the queries: position biases, soft caps, sinks, windows and grouped heads stay exact.
-What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients; no map of all
-queries is ever there. Memory is queries, keys and values of each layer and one tile; with activation checkpointing
-(`checkpointing.py`) of one layer and one tile; and what is set aside for methods that ask later (`aside.py`).
+What methods fold from A and ∂y/∂A is folded from each tile, in the loop that makes the usual gradients (but in half
+precision, where these are rounded, in a loop of its own); no map of all queries is ever there. Memory is queries, keys
+and values of each layer and one tile; with activation checkpointing (`checkpointing.py`) of one layer and one tile; and
+what is set aside for methods that ask later (`aside.py`).
 
 A `Kernel` that cuts the keys, too, takes the place of the loop for calls that it knows how to make, where all that
 methods want are sums (`reduce.py`).
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from clearhead.recording import pieces
-from clearhead.recording.masks import Described, Seeing
+from clearhead.recording.masks import Described, Seeing, widened
 from clearhead.recording.masks import seeing as seeing_of
 from clearhead.recording.masks import span as span_of
 from clearhead.recording.reduce import Reduce
@@ -66,18 +67,28 @@ class Streamed:
     edge: Any = None
     #: Called with ∂y/∂output when the backward pass comes here; returns what belongs to query, key and value.
     arrives: Callable[[Tensor], Gradients] | None = None
-    #: Whether backward passes may come here that nothing is called with, and several of them.
+    #: Whether its parts are held for good: backward passes may come here several times.
     stays: bool = False
 
-    def hold(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """The parts of the call, and the kernel that takes it."""
+    def hold(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"] | None:
+        """Be there for backward passes, however many come, to an output that is made elsewhere: unless a kernel wants
+        to know on the way back what it found out when it made it."""
+        self.stays = True
+        self._begin(query, key, value)
+        if self.kernel is None or self.held is None:
+            return None
+        output, saved = self.kernel.output(self)
+        self.held += saved
+        return output
+
+    def _begin(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.held = (query.detach(), key.detach(), value.detach())
         self.outline = torch.empty((*query.shape[:3], key.shape[2]), dtype=query.dtype, device="meta")
         self.kernel = self.tiles.kernel if self.tiles.kernel and self.tiles.kernel.takes(self, ()) else None
         self.tiles.ran.outputs.add(self.kernel.name if self.kernel else TORCH)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch query head width"]:
-        self.hold(query, key, value)
+        self._begin(query, key, value)
         if query.requires_grad:
             self.edge = torch.autograd.graph.get_gradient_edge(query)
         output: Tensor = _Attend.apply(query, key, value, self)
@@ -132,7 +143,7 @@ class Streamed:
         query, key, value = self._parts()
         parts = [
             self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
-            for rows, keys in self._spans(hidden=key.shape[2] <= KEYS)
+            for rows, keys in self._spans(hidden=key.shape[2] <= KEYS, rows=self.tiles.rows)
         ]
         return torch.cat(parts, dim=1), ()
 
@@ -187,12 +198,14 @@ class Streamed:
         """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients.
 
         The gradient is that of one target, or of several (target × sample), for which the tile is made once. Without
-        a gradient `targets` says for how many `fold` repeats it.
+        a gradient `targets` says for how many `fold` repeats it. Without a `fold` tiles have the size that they have
+        where nobody says another.
         """
         whole, differentiates = self._parts()[:3], gradient is not None
         each = () if gradient is None else gradient.split(len(whole[0]))
         sums = [part.new_zeros((len(each), *part.shape), dtype=wide(part.dtype)) for part in whole if backward]
-        for rows, keys in self._spans(self.tiles.hidden and fold is not None, max(targets, len(each))):
+        how = () if fold is None else (self.tiles.hidden, max(targets, len(each)), self.tiles.rows)
+        for rows, keys in self._spans(*how):
             places = (rows, keys, keys)
             # a model in half precision has its relevance in float32 all the same
             parts = [part[:, :, at].to(wide(part.dtype)) for part, at in zip(whole, places, strict=True)]
@@ -206,7 +219,7 @@ class Streamed:
                 more = i + 1 < len(each)
                 slope = one[:, rows] if seeing is None else one[:, rows] * seeing.transpose(1, 2)
                 found = torch.autograd.grad(output, nodes, slope.to(output.dtype), retain_graph=more)
-                slopes.append(found[0])
+                slopes += found[:1] if fold is not None else ()
                 for sum_, at, part in zip(sums, places, found[1:], strict=False):
                     sum_[i, :, :, at] += part
             if fold is not None:
@@ -226,10 +239,10 @@ class Streamed:
         return self.eager(self.module, query, key, value, self.added(rows, keys, query.dtype), **more)
 
     @property
-    def by_itself(self) -> bool:
-        """Whether gradients are made apart from what methods fold, because the kernel that makes them otherwise rounds
-        them otherwise: what they are must not depend on who asks for what. (In float32 that is next to nothing.)"""
-        return self.kernel is not None and wide(self.query.dtype) != self.query.dtype
+    def apart(self) -> bool:
+        """Whether gradients are made apart from what methods fold. In half precision they are rounded, and tiles of
+        another size would round some otherwise: what they are must not depend on who asks for what."""
+        return wide(self.query.dtype) != self.query.dtype
 
     def seeing(self, rows: slice, keys: slice) -> Seeing:
         """Which of these queries see something, where torch's kernel runs."""
@@ -247,7 +260,7 @@ class Streamed:
         """The mask as eager attention takes it: zero, or so little that nothing is left by a softmax."""
         seen = self.seen(rows, keys)
         if seen is None:
-            return None if self.mask is None else self.cut(self.mask, rows, keys)
+            return None if self.mask is None else widened(self.cut(self.mask, rows, keys), dtype)
         # Float64's least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
         least = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, least)
@@ -263,17 +276,20 @@ class Streamed:
             return None
         return self.cut(self.mask, rows, keys)
 
-    def _spans(self, hidden: bool, targets: int = 1) -> Iterator[tuple[slice, slice]]:
+    def _spans(self, hidden: bool = False, targets: int = 1, rows: int | None = None) -> Iterator[tuple[slice, slice]]:
         """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
         batch, heads, count, width = self.outline.shape
-        size = self.tiles.rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
+        size = rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
-            rows = slice(start, min(start + size, count))
-            yield rows, slice(0, width) if hidden or self._evenly(rows) else self.span(rows)
+            some = slice(start, min(start + size, count))
+            yield some, slice(0, width) if hidden or self._evenly(some) else self.span(some)
 
     def _evenly(self, rows: slice) -> bool:
         """Whether one of these queries sees nothing, so that eager attention looks at all keys alike."""
-        return self.forward is None and seeing_of(self.seen(rows, slice(0, self.outline.shape[3]))) is not None
+        facts = self.mask.facts if isinstance(self.mask, Described) else None
+        if self.forward is not None or (facts is not None and facts.padding is None):
+            return False
+        return seeing_of(self.seen(rows, slice(0, self.outline.shape[3]))) is not None
 
     def span(self, rows: slice) -> slice:
         every = slice(0, self.outline.shape[3])

@@ -1,4 +1,4 @@
-"""Streaming attention on a GPU: torch's own kernels forward and for the usual gradients, Triton's for the sums.
+"""Streaming attention on a GPU: torch's own kernels forward and for most gradients, Triton's for the sums.
 
 Maps are rebuilt, tile by tile, from the log-sum-exp of each row's scores. Where none of torch's kernels says it that
 can be used (`fused.py`) the output and the gradients are those of the attention that the model runs with, whichever
@@ -60,7 +60,8 @@ class TritonKernel:
             return False
         if not query.is_cuda:
             return query.dtype != torch.bfloat16  # which Triton's interpreter multiplies as the integers it is kept in
-        return proven(query.dtype, query.shape[3], value.shape[3], query.device)
+        # where no sums are wanted, nothing need be compiled for them
+        return not reductions or proven(query.dtype, query.shape[3], value.shape[3], query.device)
 
     def output(self, call: Streamed) -> tuple[Float[Tensor, "batch query head width"], tuple[Tensor, ...]]:
         kernel = fused.chosen(call)

@@ -121,7 +121,7 @@ class Visits:
         found = None
         for number in range(self.tiles.sweeps):
             fold = partial(self._fold, place, number)
-            first = streamed.sweep(gradient, fold, backward and not number and not streamed.by_itself, self.targets)
+            first = streamed.sweep(gradient, fold, backward and not number and not streamed.apart, self.targets)
             found = found or first
         return found
 

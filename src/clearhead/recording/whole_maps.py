@@ -3,9 +3,9 @@
     A = softmax(Q Kᵀ s + mask),  O = A V;     ∂y/∂A = ∂y/∂O Vᵀ,  ∂y/∂S = A ⊙ (∂y/∂A − Σ_j A ⊙ ∂y/∂A)
 
 The output is that of the kernel which the model runs with, to the last bit: where attention is sharp, layers above make
-much of the least rounding. So they do of gradients: in half precision, where they are rounded, too, those of queries,
-keys and values are made as a streaming pass makes them, and in other formats by the formula. Maps, and ∂y/∂A, are
-float32's at least.
+much of the least rounding. So they do of gradients: those of queries, keys and values are the formula's, but in half
+precision, where they are rounded, too, they are made as a streaming pass makes them. Maps, and ∂y/∂A, are float32's at
+least.
 
 Maps come from the model's own eager attention; or, on a CPU, for models that run with torch's own kernel, which heeds a
 scale and a mask and nothing else, from the formula, with as little new memory as can be: to touch it first is most of
@@ -14,6 +14,7 @@ once everybody has seen it; its memory is the next layer's.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils._device import DeviceContext
 
-from clearhead.recording.masks import Seeing
+from clearhead.recording.masks import Seeing, widened
 from clearhead.recording.streaming import Streamed, reached, wide
 
 #: What a model may say about a call beside its mask: torch's own kernel heeds the first, and need not know the others.
@@ -49,10 +51,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Masks:
-    """What hides keys, as eager attention has it and as torch's kernel has it."""
+    """What hides keys, as eager attention has it, as torch's kernel has it, and as a streaming pass has it."""
 
     eager: Float[Tensor, "batch 1 query key"] | None
     kernels: Tensor | None
+    tiles: Tensor | None
     seeing: Seeing = None
 
 
@@ -72,20 +75,6 @@ def as_ever(
     return output
 
 
-@dataclass(frozen=True)
-class Attended:
-    """The output, as ever, and the attention, both in the graph.
-
-    seeing: the queries that have any attention, where some have none
-    handed: what the model gets as its attention, to do with it what it likes
-    """
-
-    output: Float[Tensor, "batch query head width"]
-    attention: Float[Tensor, "batch head query key"]
-    handed: Float[Tensor, "batch head query key"]
-    seeing: Seeing = None
-
-
 def attend(
     eager: Callable[..., tuple[Tensor, Tensor]],
     kernel: Callable[..., tuple[Tensor, Any]] | None,
@@ -96,46 +85,41 @@ def attend(
     masks: Masks,
     more: Mapping[str, Any],
     memory: Memory,
-    flow: Streamed | None = None,
-) -> Attended:
-    """flow: the call of a streaming pass, whose output and gradients these are to be, too."""
+    streamed: Streamed | None = None,
+) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"], Seeing]:
+    """The output, as ever, and the attention, both in the graph; and which queries have any, where some have none.
+
+    streamed: the same call in a streaming pass, whose gradients the output is to have
+    """
     mask, format_ = masks.eager, wide(query.dtype)
     # what dropout leaves out must be the same in both
     if watched() or more.get("dropout") or (kernel is None and query.dtype == format_):
-        output, attention = eager(module, query, key, value, mask, **more)
-        return Attended(output, attention, attention)
+        return *eager(module, query, key, value, mask, **more), None
 
     def rebuilt(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return eager(module, query.to(format_), key.to(format_), value.to(format_), _widened(mask, format_), **more)
+        parts = (part.to(format_) for part in (query, key, value))
+        return eager(module, *parts, widened(mask, format_), **more)
 
-    if flow is not None:
-        output, attention, handed = beside(flow, query, key, value, lambda *parts: rebuilt(*parts)[1])
+    with torch.no_grad():
+        made = None if streamed is None else streamed.hold(query, key, value)
+        made = as_ever(eager, kernel, module, query, key, value, masks, more) if made is None else made
+    if streamed is not None:
+        output, attention = beside(made, streamed, query, key, value, rebuilt)
+    elif kernel is not None and exact(query, mask, more):
+        output, attention = in_place(made, query, key, value, mask, more.get("scaling"), memory)
     else:
-        with torch.no_grad():
-            made = as_ever(eager, kernel, module, query, key, value, masks, more)
-        if kernel is not None and exact(query, mask, more):
-            output, attention = in_place(made, query, key, value, mask, more.get("scaling"), memory)
-        else:
-            output, attention = rebuilt(query, key)
-            output = _AsMade.apply(output, made)
-        handed = attention
+        output, attention = rebuilt(query, key)
+        output = _AsMade.apply(output, made)
     seeing = None if kernel is None else masks.seeing
     if seeing is not None and output.requires_grad:
         output.register_hook(partial(torch.mul, seeing.transpose(1, 2)))
-    return Attended(output, attention, handed, seeing)
+    return output, attention, seeing
 
 
 def watched() -> bool:
     """Whether somebody must see every step that is made (to say where tensors are made is not to look)."""
     modes = torch.overrides._get_current_function_mode_stack()
     return torch._C._are_functorch_transforms_active() or any(not isinstance(mode, DeviceContext) for mode in modes)
-
-
-def _widened(mask: Tensor | None, format_: torch.dtype) -> Tensor | None:
-    """The least number of a narrow format is not small enough in a wide one for scores to be lost in it."""
-    if mask is None or not mask.is_floating_point() or mask.dtype == format_:
-        return mask
-    return mask.to(format_).masked_fill(mask <= torch.finfo(mask.dtype).min, torch.finfo(format_).min)
 
 
 def exact(query: Tensor, mask: Tensor | None, more: Mapping[str, Any]) -> bool:
@@ -161,72 +145,77 @@ def in_place(
     return _Mixed.apply(output, attention, value, memory), attention
 
 
-#: Queries and keys → their attention.
-Maps = Callable[[Tensor, Tensor], Float[Tensor, "batch head query key"]]
+#: Queries and keys → the output and the attention.
+Rebuilt = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Found:
+    """What the backward pass found out about a call when it came to its output."""
+
+    slope: Float[Tensor, "*target batch head query key"] | None = None
+    into_query: Tensor | None = None
+    into_key: Tensor | None = None
 
 
 def beside(
-    call: Streamed, query: Tensor, key: Tensor, value: Tensor, maps: Maps
-) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"], Tensor]:
-    """The output and its gradients as a streaming pass has them, and maps beside: to look at, and to hand on."""
-    call.hold(query, key, value)
-    call.stays = True
-    found: list[Tensor] = []
-    attention: Tensor = _Shown.apply(query, key, maps, found)
-    return _Flowing.apply(attention, value, call, found), attention, _Handed.apply(query, key, attention.detach(), maps)
+    output: Float[Tensor, "batch query head width"],
+    streamed: Streamed,
+    query: Float[Tensor, "batch head query width"],
+    key: Float[Tensor, "batch kv_head key width"],
+    value: Float[Tensor, "batch kv_head key width"],
+    rebuilt: Rebuilt,
+) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
+    """The output, with the gradients of a streaming pass, and the attention, both in the graph."""
+    found = Found()
+    attention: Tensor = _Shown.apply(query, key, rebuilt, found)
+    return _AsStreamed.apply(output, attention, value, streamed, found), attention
 
 
 class _Shown(torch.autograd.Function):
-    """Maps that ∂y/∂A comes to, on the way to queries and keys, whose gradients are found before."""
+    """Maps that ∂y/∂A comes to on its way to queries and keys, whose gradients are found by then."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, maps: Maps, found: list[Tensor]) -> Tensor:
-        ctx.found = found
-        return maps(query, key)
+    def forward(ctx: Any, query: Tensor, key: Tensor, rebuilt: Rebuilt, found: Found) -> Tensor:
+        ctx.save_for_backward(query, key)
+        ctx.rebuilt, ctx.found = rebuilt, found
+        return rebuilt(query, key)[1]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        into_query, into_key = ctx.found
-        ctx.found.clear()
+        slope, found, parts = slopes[0], copy(ctx.found), ctx.saved_tensors
+        ctx.found.slope = ctx.found.into_query = ctx.found.into_key = None
+        if slope is found.slope:
+            return found.into_query, found.into_key, None, None
+        # something else was made of the attention, too: by the model, or by whoever recorded it
+        others = slope if found.slope is None else slope - found.slope
+        query, key = (part.detach().requires_grad_() for part in parts)
+        with torch.enable_grad():
+            attention = ctx.rebuilt(query, key)[1]
+        into_query, into_key = torch.autograd.grad(attention, (query, key), others)
+        if found.into_query is not None and found.into_key is not None:
+            into_query, into_key = into_query + found.into_query, into_key + found.into_key
         return into_query, into_key, None, None
 
 
-class _Flowing(torch.autograd.Function):
-    """The output of a streaming pass's call; its gradients, and ∂y/∂A."""
+class _AsStreamed(torch.autograd.Function):
+    """What a kernel made, with the gradients of a streaming pass, and ∂y/∂A."""
 
     @staticmethod
-    def forward(ctx: Any, attention: Tensor, value: Tensor, call: Streamed, found: list[Tensor]) -> Tensor:
-        output, saved = call.output()
-        assert call.held is not None
-        call.held = (*call.held, *saved)
-        ctx.call, ctx.found, ctx.heads = call, found, attention.shape[1]
-        return output.clone()  # itself it is held for the way back, and somebody may change it in place
+    def forward(ctx: Any, output: Tensor, attention: Tensor, value: Tensor, streamed: Streamed, found: Found) -> Tensor:
+        ctx.streamed, ctx.found, ctx.heads = streamed, found, attention.shape[1]
+        return output.clone()  # itself it may be held for the way back, and somebody may change it in place
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        slope, call = slopes[0], ctx.call
-        into_query, into_key, into_value = reached(call, slope)
-        ctx.found[:] = into_query, into_key
+        streamed, found, (slope,) = ctx.streamed, ctx.found, slopes
+        found.into_query, found.into_key, into_value = reached(streamed, slope)
+        values = streamed.value.repeat_interleave(ctx.heads // streamed.value.shape[1], 1)
         format_ = wide(slope.dtype)
-        values = call.value.to(format_).repeat_interleave(ctx.heads // call.value.shape[1], 1)
-        return slope.to(format_).transpose(-3, -2) @ values.mT, into_value, None, None
-
-
-class _Handed(torch.autograd.Function):
-    """The same maps, for the model itself: should it go on with them, their gradients are the formula's."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, attention: Tensor, maps: Maps) -> Tensor:
-        ctx.save_for_backward(query, key)
-        ctx.maps = maps
-        return attention
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        query, key = (part.detach().requires_grad_() for part in ctx.saved_tensors)
-        with torch.enable_grad():
-            attention = ctx.maps(query, key)
-        return *torch.autograd.grad(attention, (query, key), slopes[0]), None, None
+        found.slope = slope.transpose(-3, -2).to(format_) @ values.mT.to(format_)
+        return None, found.slope, into_value, None, None
 
 
 class _AsMade(torch.autograd.Function):
