@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -171,7 +171,7 @@ class Listener:
 _active = threading.local()
 #: The masks that eager attention gets in recorded passes: as torch's kernel would get each, as a streaming pass would,
 #: and who sees something.
-_masks: MutableMapping[Tensor, tuple[Tensor | None, Tensor | None, Seeing]] = WeakIdKeyDictionary()
+_masks: MutableMapping[Tensor, tuple[Tensor | None, Callable[[], Tensor | None], Seeing]] = WeakIdKeyDictionary()
 #: Output, attention, values and mask of a call → the output and the attention that take their place.
 Patch = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -216,7 +216,7 @@ def _attention(
     as_streamed = None
     if listener.as_streamed and patch is None and rounded:
         tiles = Tiles(kernel=kernel_for(query.device))
-        as_streamed = _streamed(eager, module, query.shape[2], masks.tiles, kwargs, tiles)
+        as_streamed = _streamed(eager, module, query.shape[2], masks.tiles(), kwargs, tiles)
     output, attention, seeing = attend(eager, kernel, module, query, key, value, masks, kwargs, memory, as_streamed)
     if patch is not None and attention is not None:
         output, attention = patch(output, attention, value, attention_mask)
@@ -258,7 +258,7 @@ def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[T
 def _masks_of(mask: Tensor | None) -> Masks:
     """What hides keys, in every form. A mask that the model has made, cut or moved itself is taken as it is."""
     if mask is None or mask not in _masks:
-        return Masks(mask, mask, mask)
+        return Masks(mask, mask, lambda: mask)
     return Masks(mask, *_masks[mask])
 
 
@@ -270,19 +270,22 @@ def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
     listener = getattr(_active, "listener", None)
     if listener is None and config is not None:
         return AttentionMaskInterface()[implementation_of(config)](config=config, **kwargs)
-    # what comes after each query, torch's kernel leaves out by itself
-    skips = kwargs.get("allow_is_causal_skip", True) and not _is_eager(config)
-    tiles = described(config=config, **{**kwargs, "allow_is_causal_skip": skips})
     if listener is not None and listener.tiles is not None:
-        return tiles
+        return _described(config, kwargs)
     mask = eager_mask(config=config, **kwargs)
     if mask is not None and mask.dtype == torch.float64:
         # Its least number is −∞ to a softmax in float32, which makes NaN of a padded row that sees nothing else.
         mask = mask.clamp(min=torch.finfo(torch.float32).min)
     if mask is not None and listener is not None:
         kernels = None if _is_eager(config) else AttentionMaskInterface()["sdpa"](config=config, **kwargs)
-        _masks[mask] = kernels, tiles, seeing_of(kernels)
+        _masks[mask] = kernels, cache(partial(_described, config, kwargs)), seeing_of(kernels)
     return mask
+
+
+def _described(config: Any, named: dict[str, Any]) -> Tensor | None:
+    # what comes after each query, torch's kernel leaves out by itself
+    skips = named.get("allow_is_causal_skip", True) and not _is_eager(config)
+    return described(config=config, **{**named, "allow_is_causal_skip": skips})
 
 
 AttentionInterface.register(NAME, _attention)

@@ -143,7 +143,7 @@ class Streamed:
         query, key, value = self._parts()
         parts = [
             self._tile(rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys])[0]
-            for rows, keys in self._spans(hidden=key.shape[2] <= KEYS, rows=self.tiles.rows)
+            for rows, keys in self._spans(key.shape[2] <= KEYS, 1, self.tiles.rows)
         ]
         return torch.cat(parts, dim=1), ()
 
@@ -198,14 +198,16 @@ class Streamed:
         """Make each tile once, in the order of the queries, for `fold` and, `backward`, for the usual gradients.
 
         The gradient is that of one target, or of several (target × sample), for which the tile is made once. Without
-        a gradient `targets` says for how many `fold` repeats it. Without a `fold` tiles have the size that they have
-        where nobody says another.
+        a gradient `targets` says for how many `fold` repeats it. Gradients that are made apart are made of tiles whose
+        size nobody else has a say in.
         """
         whole, differentiates = self._parts()[:3], gradient is not None
         each = () if gradient is None else gradient.split(len(whole[0]))
         sums = [part.new_zeros((len(each), *part.shape), dtype=wide(part.dtype)) for part in whole if backward]
-        how = () if fold is None else (self.tiles.hidden, max(targets, len(each)), self.tiles.rows)
-        for rows, keys in self._spans(*how):
+        hidden, count, size = self.tiles.hidden and fold is not None, max(targets, len(each)), self.tiles.rows
+        if self.apart and fold is None:
+            count, size = 1, None
+        for rows, keys in self._spans(hidden, count, size):
             places = (rows, keys, keys)
             # a model in half precision has its relevance in float32 all the same
             parts = [part[:, :, at].to(wide(part.dtype)) for part, at in zip(whole, places, strict=True)]

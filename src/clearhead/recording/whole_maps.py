@@ -14,10 +14,9 @@ once everybody has seen it; its memory is the next layer's.
 """
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -51,11 +50,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Masks:
-    """What hides keys, as eager attention has it, as torch's kernel has it, and as a streaming pass has it."""
+    """What hides keys, as eager attention has it, as torch's kernel has it, and as a streaming pass would have it."""
 
     eager: Float[Tensor, "batch 1 query key"] | None
     kernels: Tensor | None
-    tiles: Tensor | None
+    tiles: Callable[[], Tensor | None]
     seeing: Seeing = None
 
 
@@ -102,7 +101,8 @@ def attend(
 
     with torch.no_grad():
         made = None if streamed is None else streamed.hold(query, key, value)
-        made = as_ever(eager, kernel, module, query, key, value, masks, more) if made is None else made
+        if made is None:
+            made = as_ever(eager, kernel, module, query, key, value, masks, more)
     if streamed is not None:
         output, attention = beside(made, streamed, query, key, value, rebuilt)
     elif kernel is not None and exact(query, mask, more):
@@ -149,13 +149,12 @@ def in_place(
 Rebuilt = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass
-class Found:
-    """What the backward pass found out about a call when it came to its output."""
+class Found(NamedTuple):
+    """What a backward pass found when it came to the output: ∂y/∂A by way of it, ∂y/∂query and ∂y/∂key."""
 
-    slope: Float[Tensor, "*target batch head query key"] | None = None
-    into_query: Tensor | None = None
-    into_key: Tensor | None = None
+    slope: Float[Tensor, "*target batch head query key"]
+    into_query: Tensor
+    into_key: Tensor
 
 
 def beside(
@@ -167,7 +166,7 @@ def beside(
     rebuilt: Rebuilt,
 ) -> tuple[Float[Tensor, "batch query head width"], Float[Tensor, "batch head query key"]]:
     """The output, with the gradients of a streaming pass, and the attention, both in the graph."""
-    found = Found()
+    found: list[Found] = []
     attention: Tensor = _Shown.apply(query, key, rebuilt, found)
     return _AsStreamed.apply(output, attention, value, streamed, found), attention
 
@@ -176,7 +175,7 @@ class _Shown(torch.autograd.Function):
     """Maps that ∂y/∂A comes to on its way to queries and keys, whose gradients are found by then."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, rebuilt: Rebuilt, found: Found) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, rebuilt: Rebuilt, found: list[Found]) -> Tensor:
         ctx.save_for_backward(query, key)
         ctx.rebuilt, ctx.found = rebuilt, found
         return rebuilt(query, key)[1]
@@ -184,17 +183,16 @@ class _Shown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        slope, found, parts = slopes[0], copy(ctx.found), ctx.saved_tensors
-        ctx.found.slope = ctx.found.into_query = ctx.found.into_key = None
-        if slope is found.slope:
+        slope, found = slopes[0], ctx.found.pop() if ctx.found else None
+        if found is not None and slope is found.slope:
             return found.into_query, found.into_key, None, None
         # something else was made of the attention, too: by the model, or by whoever recorded it
-        others = slope if found.slope is None else slope - found.slope
-        query, key = (part.detach().requires_grad_() for part in parts)
+        others = slope if found is None else slope - found.slope
+        query, key = (part.detach().requires_grad_() for part in ctx.saved_tensors)
         with torch.enable_grad():
             attention = ctx.rebuilt(query, key)[1]
         into_query, into_key = torch.autograd.grad(attention, (query, key), others)
-        if found.into_query is not None and found.into_key is not None:
+        if found is not None:
             into_query, into_key = into_query + found.into_query, into_key + found.into_key
         return into_query, into_key, None, None
 
@@ -203,19 +201,21 @@ class _AsStreamed(torch.autograd.Function):
     """What a kernel made, with the gradients of a streaming pass, and ∂y/∂A."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, attention: Tensor, value: Tensor, streamed: Streamed, found: Found) -> Tensor:
+    def forward(
+        ctx: Any, output: Tensor, attention: Tensor, value: Tensor, streamed: Streamed, found: list[Found]
+    ) -> Tensor:
         ctx.streamed, ctx.found, ctx.heads = streamed, found, attention.shape[1]
         return output.clone()  # itself it may be held for the way back, and somebody may change it in place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        streamed, found, (slope,) = ctx.streamed, ctx.found, slopes
-        found.into_query, found.into_key, into_value = reached(streamed, slope)
+        streamed, gradient, format_ = ctx.streamed, slopes[0], wide(slopes[0].dtype)
+        into_query, into_key, into_value = reached(streamed, gradient)
         values = streamed.value.repeat_interleave(ctx.heads // streamed.value.shape[1], 1)
-        format_ = wide(slope.dtype)
-        found.slope = slope.transpose(-3, -2).to(format_) @ values.mT.to(format_)
-        return None, found.slope, into_value, None, None
+        slope = gradient.transpose(-3, -2).to(format_) @ values.mT.to(format_)
+        ctx.found[:] = [Found(slope, into_query, into_key)]
+        return None, slope, into_value, None, None
 
 
 class _AsMade(torch.autograd.Function):
