@@ -29,7 +29,7 @@ METHODS = [
 LISTS = 3
 SAME_PASS = "streaming against whole maps in float64, of the same pass"
 TWO_PASSES = "streaming against whole maps, two passes"
-ALONE = "transformers alone, eager, its attention against that of the model in float64"
+ALONE = "transformers alone, eager, the attention that transformers hands out, against the model in float64"
 
 
 def compared(device: str, tokens: int) -> list[dict[str, Any]]:
