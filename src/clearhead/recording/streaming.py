@@ -75,10 +75,10 @@ class Streamed:
         to know on the way back what it found out when it made it."""
         self.stays = True
         self._begin(query, key, value)
-        if self.kernel is None or self.held is None:
+        if self.kernel is None:
             return None
         output, saved = self.kernel.output(self)
-        self.held += saved
+        self.held = (*self._parts(), *saved)
         return output
 
     def _begin(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -278,19 +278,20 @@ class Streamed:
             return None
         return self.cut(self.mask, rows, keys)
 
-    def _spans(self, hidden: bool = False, targets: int = 1, rows: int | None = None) -> Iterator[tuple[slice, slice]]:
+    def _spans(self, hidden: bool, targets: int, size: int | None) -> Iterator[tuple[slice, slice]]:
         """The queries of each tile, and the keys from the first that they see to the last (all, if `hidden`)."""
         batch, heads, count, width = self.outline.shape
-        size = rows or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
+        size = size or max(LEAST_ROWS, CELLS // (targets * batch * heads * width))
         for start in range(0, count, size):
-            some = slice(start, min(start + size, count))
-            yield some, slice(0, width) if hidden or self._evenly(some) else self.span(some)
+            rows = slice(start, min(start + size, count))
+            yield rows, slice(0, width) if hidden or self._evenly(rows) else self.span(rows)
 
     def _evenly(self, rows: slice) -> bool:
         """Whether one of these queries sees nothing, so that eager attention looks at all keys alike."""
-        facts = self.mask.facts if isinstance(self.mask, Described) else None
-        if self.forward is not None or (facts is not None and facts.padding is None):
+        if self.forward is not None:
             return False
+        if isinstance(self.mask, Described) and self.mask.facts is not None and self.mask.facts.padding is None:
+            return False  # every query sees its own place at least
         return seeing_of(self.seen(rows, slice(0, self.outline.shape[3]))) is not None
 
     def span(self, rows: slice) -> slice:
