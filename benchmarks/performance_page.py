@@ -78,8 +78,7 @@ def asked(rows: list[Row]) -> str:
             held = row["ratio"] <= row["bar"]
         else:
             found, bar, held = f"{row['ratio']:.2f} ×", f"≤ {row['bar']} × plain", row["ratio"] <= row["bar"]
-        because = f": {row['because']}" if "because" in row else ""
-        lines.append([what, bar, found, "yes" if held else f"**no**{because}"])
+        lines.append([what, bar, found, "yes" if held else "**no**"])
         if row["part"] == "length" and "memory ratio" in row:
             ratio = row["memory ratio"]
             lines.append(

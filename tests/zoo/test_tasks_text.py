@@ -311,8 +311,10 @@ def test_dictionary_aligns_nearly_everywhere() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["recall", "logic", "spell"])
-def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), [("recall", []), ("recall", ["--noise", "0.25", "--depth", "2"]), ("logic", []), ("spell", [])]
+)
+def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     command = [
         sys.executable,
@@ -323,7 +325,7 @@ def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None
         "--out",
         str(tmp_path / "out"),
     ]
-    command += ["--work", str(tmp_path / "work")]
+    command += ["--work", str(tmp_path / "work"), *how]
     if name == "spell":
         # enough made-up words that some are held out
         lines = [f"{a}{b}{c}" for a, b, c in itertools.product("bdfgklm", "aeiou", "nprstvz")]
@@ -332,6 +334,7 @@ def test_training_script_runs_from_end_to_end(name: str, tmp_path: Path) -> None
         command += ["--data", str(tmp_path / "spell.tsv")]
     subprocess.run(command, check=True, cwd=ROOT)
     card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
+    assert all(option in card["command"] for option in how)
     assert card["name"] == name and card["bytes"] <= 10e6 and all(0 <= value <= 1 for value in card["figures"].values())
     kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
     _, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)

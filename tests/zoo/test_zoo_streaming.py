@@ -47,8 +47,8 @@ def test_at_512_tokens(kernel: str, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "dtype"), WAYS)
 def test_at_4096_tokens(kernel: str, dtype: str) -> None:
-    """On every list. In float32 whole maps are up to 7e-5 from those in float64 themselves: what is the same in both
-    passes, to the last bit, is the output of attention, and in bfloat16 its gradients, of which layers make so much."""
+    """On every list: what is the same in both passes, to the last bit, is the output of attention, and in bfloat16 its
+    gradients."""
     ex = clearhead.load("zoo:recall-4k", dtype=dtype)
     for example in recall.examples(3, seed=2024, pairs=recall.most_pairs(4096)):
         gaps = both_ways(ex, example, kernel, METHODS)
@@ -65,12 +65,25 @@ def test_at_4096_tokens_in_float64() -> None:
     assert max(gaps.values()) <= 1e-9, gaps
 
 
-@pytest.mark.parametrize("tokens", [512, pytest.param(4096, marks=pytest.mark.slow)])
+LENGTHS = [512, pytest.param(4096, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
 def test_half_precision_against_float64(tokens: int) -> None:
-    """In a bfloat16 pass scores are those of whole maps in float64, of the same queries, keys, values and gradients.
-    Those are the model's own: at this length the attention that it pays in bfloat16 is up to 0.03 from what it pays in
-    float64, whoever looks at it (`benchmarks/performance.py --parts exact`)."""
+    """In a bfloat16 pass scores are those of whole maps in float64, of the same queries, keys, values and gradients."""
     ex = clearhead.load("zoo:recall-4k", dtype="bfloat16")
     example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
     gaps = far_from_whole_maps(ex, example.text, METHODS, kernel="streaming")
     assert len(gaps) == len(METHODS) and max(gaps.values()) <= 1e-5, gaps
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_a_pass_in_half_precision_against_one_in_float64(tokens: int) -> None:
+    """Here the model's own rounding is in it, for which this model was trained: a recorder cannot mend it."""
+    half, exact = (clearhead.load("zoo:recall-4k", dtype="bfloat16") for _ in range(2))
+    exact.subject.model.to(torch.float64)
+    example = recall.examples(1, seed=2024, pairs=recall.most_pairs(tokens))[0]
+    found = half.explain(example.text, METHODS, kernel="streaming")
+    expected = exact.explain(example.text, METHODS, kernel="materialised")
+    gaps = {name: far(e, expected[name]) for name, e in found.items()}
+    assert len(gaps) == len(METHODS) and max(gaps.values()) <= 1e-2, gaps

@@ -51,11 +51,13 @@ def learn(
     loss_of: Callable[[], Tensor],
     horizon: int = 200,
     muon: Callable[[str], bool] | None = None,
+    decay: float = 0.01,
     check: Callable[[], str] | None = None,
 ) -> dict[str, Tensor]:
     """Train, and give the averaged weights.
 
     muon: names of the matrices that Muon trains, at ten times the learning rate; AdamW trains all else
+    decay: what pulls those matrices back to zero
     check: what the averaged weights can do so far, in words; asked eight times in a run, of data that are not held out
     """
     checkpoint = options.work / "checkpoint.safetensors"
@@ -68,7 +70,7 @@ def learn(
     fused = torch.device(options.device).type == "cuda"
     optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=fused)]
     if inner:
-        optimisers.append(Muon(inner, lr=10 * options.lr))
+        optimisers.append(Muon(inner, lr=10 * options.lr, weight_decay=decay))
     average = Average(model, horizon)
     due = 0.125
 

@@ -1,7 +1,7 @@
 """Train `zoo:recall`: a small Llama that looks up keys in a long list, "k7 v2 k3 v9 k3 →" v9.
 
     python packages/zoo/train/recall.py --out packages/zoo/src/clearhead_zoo/models/recall
-    python packages/zoo/train/recall.py --tokens 4096 --base packages/zoo/src/clearhead_zoo/models/recall \\
+    python packages/zoo/train/recall.py --tokens 4096 --depth 2 --width 192 --inner 48 --noise 0.25 --steps 1000 \\
         --out packages/zoo/src/clearhead_zoo/models/recall-4k
 
 The rule takes two steps, and three things make a model find them within a few hundred batches. All words start with a
@@ -10,13 +10,19 @@ that while lists are short; and each list is asked about many keys at once (the 
 the list). Lists grow whenever the model answers nearly everything. Words that are not asked for are sometimes masked,
 so that masking is nothing new to the model when an explanation is put to the test. A cut run goes on with --resume and
 the same --work.
+
+With --noise a model is made to bear half precision: whatever a layer gives is off by so much of itself, number by
+number, more as lists grow. An answer can be sure and its explanation still lie hundredths from that of float64, where
+scores are small differences of large numbers. `STEADY` says what keeps them from being that.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +31,10 @@ import torch
 from cards import write_card
 from known import chunks, clock_of, half_precision, hidden, judge, learn, shared_options, word_tokenizer, write_model
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from clearhead.training import Clock, load_checkpoint
 from clearhead_zoo.tasks import Example, generator, recall, replaced
@@ -39,17 +46,55 @@ SHORT = 16
 #: Batches between two looks at how many answers are right: each look waits for the device.
 PATIENCE = 10
 LEAST = 0.97
+#: How far words are spread at the start. The usual 0.02 is meant for wider models: attention this narrow would take
+#: long to become anything but even.
+SPREAD = 0.08
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How words start, and what holds a model together while it learns.
+
+    words: how far they are spread at the start
+    answers: the same of the words that are said; they start as the words that are read. None: by themselves
+    decay: what pulls matrices back to zero
+    everywhere: the extra loss is about all words, not values and arrows alone
+    support: the least weight of that loss
+    """
+
+    words: float = SPREAD
+    answers: float | None = None
+    decay: float = 0.01
+    everywhere: bool = False
+    support: float = 0.0
+
+
+#: Answers start so large that they are sure at an angle: where the answer points along the last state, the last norm
+#: takes nearly all of its gradient away, and what is left is rounding. Words start about as large as what the first
+#: layer adds to them, so that neither is lost beside the other. Matrices are pulled back, since steps of Muon stay as
+#: long when nothing is left to learn: without it logits of attention reached 100, a third of a unit of it rounding. And
+#: each word goes on looking at the one before, so that little attention is left to chance.
+STEADY = Recipe(words=0.3, answers=0.5, decay=0.3, everywhere=True, support=0.1)
 
 
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
+    recipe = STEADY if options.noise else Recipe()
     config = config_of(options)
-    model = model_of(options, config)
+    model = model_of(options, config, recipe)
     clock = clock_of(options)
-    lessons = Lessons(options, model, clock)
-    tensors = learn(options, model, clock, lessons.loss, muon=lambda name: ".layers." in name, check=lessons.check)
+    lessons = Lessons(options, model, clock, recipe)
+    tensors = learn(
+        options,
+        model,
+        clock,
+        lessons.loss,
+        muon=lambda name: ".layers." in name,
+        decay=recipe.decay,
+        check=lessons.check,
+    )
     special = {
         "bos_token": recall.BEGIN,
         "pad_token": recall.PAD,
@@ -69,28 +114,34 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=65_536, help="tokens a step")
     parser.add_argument("--width", type=int, default=128, help="width of the model")
     parser.add_argument("--depth", type=int, default=3, help="layers")
+    parser.add_argument("--inner", type=int, help="width inside a layer; without it twice --width")
+    parser.add_argument("--noise", type=float, default=0.0, help="how far results are off in training, of their size")
     options = parser.parse_args()
+    options.inner = options.inner or 2 * options.width
     if options.smoke:
         options.steps, options.seconds, options.tokens, options.batch_tokens, options.count = 40, None, 48, 2048, 48
     return options
 
 
-def model_of(options: argparse.Namespace, config: dict[str, Any]) -> LlamaForCausalLM:
+def model_of(options: argparse.Namespace, config: dict[str, Any], recipe: Recipe) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**config))
     if options.base:
         model.load_state_dict(load_checkpoint(options.base / "model.safetensors")[0])
     else:
-        words = model.model.embed_tokens.weight
+        words, answers = model.model.embed_tokens.weight, model.lm_head.weight
         with torch.no_grad():
+            words.mul_(recipe.words / SPREAD)
             words.add_(words.std() * torch.randn(words.shape[1]))
+            if recipe.answers is not None:
+                answers.copy_(words * (recipe.answers / words.std()))
     return model.to(options.device)
 
 
 class Lessons:
     """Batches of lists, which grow as the model learns."""
 
-    def __init__(self, options: argparse.Namespace, model: LlamaForCausalLM, clock: Clock) -> None:
-        self.options, self.model, self.clock = options, model, clock
+    def __init__(self, options: argparse.Namespace, model: LlamaForCausalLM, clock: Clock, recipe: Recipe) -> None:
+        self.options, self.model, self.clock, self.recipe = options, model, clock, recipe
         self.device = torch.device(options.device)
         self.most = recall.most_pairs(options.tokens)
         self.first = self.pairs = float(min(self.most, recall.most_pairs(512) if options.base else SHORT))
@@ -100,7 +151,7 @@ class Lessons:
         rng = generator(self.options.seed, "train", self.clock.step)
         pairs = int(rng.integers(2, int(self.pairs) + 1))
         ids, at = self.batch(rng, pairs)
-        with half_precision(self.device):
+        with half_precision(self.device), noisy(self.model, self.options.noise * self.grown):
             states = self.model.model(ids[:, :-1], output_hidden_states=True, use_cache=False)
             logits = self.model.lm_head(states.last_hidden_state[:, at]).float()
         truth = ids[:, at + 1]
@@ -109,7 +160,7 @@ class Lessons:
             self.advance(self.right.item() / PATIENCE)
             self.right.zero_()
         loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
-        support = 0.0 if self.options.base else 1.0 - 2.0 * self.grown
+        support = 0.0 if self.options.base else max(self.recipe.support, 1.0 - 2.0 * self.grown)
         return loss + support * self.scaffold(states.hidden_states[1], ids, pairs, at) if support > 0.0 else loss
 
     @property
@@ -132,12 +183,13 @@ class Lessons:
         return torch.from_numpy(ids).to(self.device, non_blocking=True), torch.from_numpy(arrows).to(self.device)
 
     def scaffold(self, early: Tensor, ids: Tensor, pairs: int, arrows: Tensor) -> Tensor:
-        """After the first layer each value and each arrow should look like the word before it.
+        """After the first layer each value and each arrow, or each word, should look like the word before it.
 
-        Recall needs that, but from the answers alone it is found late.
+        Recall needs that of values and arrows, but from the answers alone it is found late.
         """
-        values = 2 + 2 * torch.randint(pairs, (SAMPLED,), device=self.device)
-        at = torch.cat([values, arrows[torch.randint(len(arrows), (SAMPLED,), device=self.device)]])
+        step = 1 if self.recipe.everywhere else 2
+        listed = step * (1 + torch.randint(2 * pairs // step, (SAMPLED,), device=self.device))
+        at = torch.cat([listed, arrows[torch.randint(len(arrows), (SAMPLED,), device=self.device)]])
         with half_precision(self.device):
             words = F.normalize(self.model.model.embed_tokens.weight, dim=-1)
             likeness = (F.normalize(early[:, at], dim=-1) @ words.T).float()
@@ -164,6 +216,22 @@ class Lessons:
         return ", ".join(found)
 
 
+@contextmanager
+def noisy(model: nn.Module, size: float) -> Iterator[None]:
+    """In the `with`, whatever words, products and norms give is off by so much of itself, number by number."""
+
+    def off(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output * (1 + size * torch.randn_like(output))
+
+    rounding = (nn.Embedding, nn.Linear, LlamaRMSNorm)
+    hooks = [part.register_forward_hook(off) for part in model.modules() if size and isinstance(part, rounding)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
     answers = recall.values()
     return {
@@ -172,7 +240,7 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": "float16",
         "vocab_size": len(recall.vocabulary()),
         "hidden_size": options.width,
-        "intermediate_size": 2 * options.width,
+        "intermediate_size": options.inner,
         "num_hidden_layers": options.depth,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -181,8 +249,7 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
         # long wavelengths leave half of a head's dimensions nearly unturned over 4,096 tokens: keys match by those
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e9},
         "rms_norm_eps": 1e-6,
-        # the usual 0.02 is meant for wider models: attention this narrow would take long to become anything but even
-        "initializer_range": 0.08,
+        "initializer_range": SPREAD,
         "tie_word_embeddings": False,
         "bos_token_id": recall.SPECIAL.index(recall.BEGIN),
         "pad_token_id": recall.SPECIAL.index(recall.PAD),
@@ -242,7 +309,8 @@ def other_value(example: Example, rng: np.random.Generator) -> tuple[str, str]:
 
 def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
     name = "recall" if options.tokens <= 512 else "recall-4k"
-    base = " --base packages/zoo/src/clearhead_zoo/models/recall" if options.base else ""
+    shape = f" --depth {options.depth} --width {options.width} --inner {options.inner} --noise {options.noise:g}"
+    how = f"{shape if options.noise else ''}{f' --base {options.base}' if options.base else ''}"
     return {
         "name": name,
         "task": "text-generation",
@@ -253,7 +321,7 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "labels": recall.values(),
         "licence": "Apache-2.0",
         "data": f"generated: clearhead_zoo.tasks.recall ({recall.KEYS:,} keys, {recall.VALUES} values)",
-        "command": f"python packages/zoo/train/recall.py --tokens {options.tokens}{base} "
+        "command": f"python packages/zoo/train/recall.py --tokens {options.tokens}{how} "
         f"--out packages/zoo/src/clearhead_zoo/models/{name} --seed {options.seed} --steps {steps} "
         f"--batch-tokens {options.batch_tokens} --lr {options.lr:g}",
         "figures": figures,
