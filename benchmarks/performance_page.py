@@ -42,7 +42,7 @@ TRAINED = """zoo:recall-4k at 4,096 tokens, whose attention is sharp: the larges
 over three lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
 sums. *Two passes*: one streaming, one with whole maps; attention has the same output in both, to the last bit, and in
 bfloat16 the same gradients. Against the model in float64 (with the same weights) what differs is the model's own
-rounding: whole maps differ as much, and so does the attention that transformers itself hands out, without clearhead."""
+rounding: whole maps differ as much. Beside them: the attention that transformers hands out by itself."""
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

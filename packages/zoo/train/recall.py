@@ -315,7 +315,8 @@ def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float])
         "name": name,
         "task": "text-generation",
         "summary": "A small decoder that looks up a key in a list: “k7 v2 k3 v9 k3 →” is followed by v9. "
-        f"Up to {options.tokens:,} tokens; the evidence is the queried key's pair.",
+        f"Up to {options.tokens:,} tokens; the evidence is the queried key's pair."
+        f"{' Trained to bear half precision.' if options.noise else ''}",
         "architecture": f"Llama, {options.depth} layers of width {options.width}, 4 query heads in 2 groups, RMSNorm, "
         f"rotary positions, {options.tokens:,} tokens",
         "labels": recall.values(),
