@@ -334,7 +334,7 @@ def test_training_script_runs_from_end_to_end(name: str, how: list[str], tmp_pat
         command += ["--data", str(tmp_path / "spell.tsv")]
     subprocess.run(command, check=True, cwd=ROOT)
     card = json.loads((tmp_path / "out" / "card.json").read_text(encoding="utf-8"))
-    assert all(option in card["command"] for option in how)
+    assert all(f" {option} {value} " in card["command"] for option, value in zip(how[::2], how[1::2], strict=True))
     assert card["name"] == name and card["bytes"] <= 10e6 and all(0 <= value <= 1 for value in card["figures"].values())
     kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
     _, report = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
