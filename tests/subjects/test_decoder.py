@@ -626,6 +626,25 @@ def test_a_tape_of_one_step():
     assert steps.calls[0].attention_gradient.shape[0] == count == len(steps.value)
 
 
+@pytest.mark.parametrize(("target", "steps"), [(None, None), (Generated(0), [0]), (Generated(2), [2])])
+def test_a_tape_reads_the_rows_that_speak(target, steps):
+    ex = explainer()
+    ids, count = ids_of(PROMPTS[0], ANSWERS[0])
+    rows = [len(ids) - count - 1 + step for step in (range(count) if target is None else steps)]
+    tape = ex.record(PROMPTS[0], "attention_gradient", target, answer=ANSWERS[0])
+    with torch.no_grad():
+        logits = ex.subject.model(ids[None]).logits[0]
+    assert torch.allclose(tape.logits, logits[rows], atol=1e-9)
+    for row, gradient in zip(rows, tape.calls[-1].attention_gradient, strict=True):
+        assert gradient.sum((0, 2)).nonzero().flatten().tolist() == [row]
+
+
+def test_a_tape_of_the_next_word():
+    ex = explainer()
+    tape = ex.record(PROMPTS, "attention_gradient")
+    assert tape.value.tolist() == pytest.approx([e.target["value"] for e in ex.explain(PROMPTS)], abs=1e-9)
+
+
 def test_the_pair_behind_a_looked_up_value_is_found():
     """The zoo's model that looks up keys: the last map looks at the pair alone."""
     if "recall" not in clearhead.models():
