@@ -39,7 +39,7 @@ ALONE = """One layer's sums, as a share of flash attention's forward and backwar
 push* is ours: gradients and a row push from the same tiles, in the place of both from 2,048 tokens on."""
 
 TRAINED = """zoo:recall-4k at 4,096 tokens, whose attention is sharp: the largest gap of a score, of the largest score,
-over three lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
+over eight lists. *Of the same pass*: from its own queries, keys, values and gradients, so that all that can differ are
 sums. *Two passes*: one streaming, one with whole maps; attention has the same output in both, to the last bit, and in
 bfloat16 the same gradients. Against the model in float64 (with the same weights) what differs is the model's own
 rounding: whole maps differ as much. Beside them: the attention that transformers hands out by itself."""

@@ -26,7 +26,7 @@ METHODS = [
     *("generic", "grad-sam", "attcat", "attention", "attention-gradcam", "attention-x-gradient", "rollout"),
     *(Method(name, steps=2) for name in ("tam", "beyond-intuition-token")),
 ]
-LISTS = 3
+LISTS = 8
 SAME_PASS = "streaming against whole maps in float64, of the same pass"
 TWO_PASSES = "streaming against whole maps, two passes"
 #: What two passes, or two ways in one pass, may differ by; and a pass in bfloat16 from one in float64.
