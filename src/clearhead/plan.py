@@ -45,11 +45,12 @@ class Plan:
         self.subject, self.seed, self.size, self.streaming = subject, seed, len(samples), streaming
         self.steps = len(targets[0])
         self.targets = [own[step] for step in range(self.steps) for own in targets]
-        # each target sees its own part of the sample: what comes after it neither counts nor is looked at
-        pairs = zip([*samples] * self.steps, self.targets, strict=True)
-        self.samples = [subject.cut(sample, [target]) for sample, target in pairs]
-        #: What the model is given, which knows which of its rows are put out: with a cut, those of the targets alone.
         self.given = list(samples)
+        #: Once for each target. Logits are looked up by these: of rows that `samples` keep the model is not told.
+        self.each = self.given * self.steps
+        # each target sees its own part of the sample: what comes after it neither counts nor is looked at
+        pairs = zip(self.each, self.targets, strict=True)
+        self.samples = [subject.cut(sample, [target]) for sample, target in pairs]
         note(len(self.samples))
         self.batch = subject.collate(samples)
         self.leaves = subject.leaves(self.batch)
@@ -95,7 +96,7 @@ class Plan:
     @property
     def rows(self) -> Rows | None:
         """Which row of the model's head each of several targets comes from, where the subject can say."""
-        spoken = None if self.steps == 1 else self.subject.head_rows([*self.given] * self.steps, self.targets)
+        spoken = None if self.steps == 1 else self.subject.head_rows(self.each, self.targets)
         if spoken is None:
             return None
         head, rows = spoken
@@ -119,7 +120,7 @@ class Plan:
         by_class = any(target.custom is None for target in self.targets)
         if by_class or getattr(output, "logits", None) is not None:
             with self.multiplying() if self.subject.multiplies else nullcontext():
-                self.scores = self.subject.scores(output, [*self.given] * self.steps, self.targets)
+                self.scores = self.subject.scores(output, self.each, self.targets)
         number = self._numbers(computed)
         made_of = self.scores if getattr(output, "logits", None) is None else output.logits
         if self.starting is not None and made_of is not None:

@@ -645,6 +645,16 @@ def test_a_tape_of_the_next_word():
     assert tape.value.tolist() == pytest.approx([e.target["value"] for e in ex.explain(PROMPTS)], abs=1e-9)
 
 
+@pytest.mark.parametrize("method", ["deeplift", "deeplift-shap"])
+def test_captums_steps_together_are_steps_alone(method):
+    ex, count = explainer(), ids_of(PROMPTS[0], ANSWERS[0])[1]
+    how = {"answer": ANSWERS[0], "profile": "captum"}
+    together = ex.explain(PROMPTS[0], method, **how).matrix
+    for step in range(count):
+        alone = ex.explain(PROMPTS[0], method, Generated(step), **how).scores
+        assert np.abs(together[step, : len(alone)] - alone).max() <= 1e-9 * np.abs(alone).max()
+
+
 def test_the_pair_behind_a_looked_up_value_is_found():
     """The zoo's model that looks up keys: the last map looks at the pair alone."""
     if "recall" not in clearhead.models():

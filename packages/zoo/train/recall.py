@@ -2,7 +2,7 @@
 
     python packages/zoo/train/recall.py --out packages/zoo/src/clearhead_zoo/models/recall
     python packages/zoo/train/recall.py --tokens 4096 --depth 2 --width 192 --inner 48 --noise 0.25 --steps 1000 \\
-        --seed 2 --out packages/zoo/src/clearhead_zoo/models/recall-4k
+        --seed 2 --count 500 --out packages/zoo/src/clearhead_zoo/models/recall-4k
 
 The rule takes two steps, and three things make a model find them within a few hundred batches. All words start with a
 component in common, by which the first layer can tell the word before, whatever it is; an extra loss rewards it for
@@ -63,7 +63,7 @@ class Recipe:
     decay: what pulls matrices back to zero
     everywhere: the extra loss is about all words, not values and arrows alone
     support: the least weight of that loss
-    clear: by how many of their own spreads scores are to be clear of nought (see `settle`)
+    clear: to how many of their spreads scores are lifted at the end (see `settle`)
     """
 
     words: float = SPREAD
@@ -248,11 +248,12 @@ def noisy(model: nn.Module, size: float) -> Iterator[None]:
 
 
 def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
-    """Move all answers by one vector, the shortest that brings both scores of `slopes_of_scores` clear of nought.
+    """Move all answers by one vector, so that both scores of `slopes_of_scores` have a mean of `clear` spreads or more.
 
-    What all answers have in common changes no probability, so that training leaves it where it started. But gradients
-    of a logit are made of it, too. Scores that are sums of gradients of both signs, as GradCAM's weights of heads are,
-    nearly cancel in some lists, and half precision then decides what is left of them.
+    What all answers have in common changes no probability, so that training leaves it nearly where it started. But
+    gradients of a logit are made of it, too. Scores that are sums of gradients of both signs, as GradCAM's weights of
+    heads are, nearly cancel in some lists, and half precision then decides what is left of them. (The spreads are those
+    before: as slopes differ from list to list, spreads grow with means, to a third or half of `clear` in recall-4k.)
     """
     model.eval().requires_grad_(False).set_attn_implementation("eager")
     answers = model.lm_head.weight.requires_grad_()
@@ -263,6 +264,7 @@ def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
     for name, score, lift in zip(("GradCAM", "vector times gradient"), scores.T, lifts, strict=True):
         print(f"{name}: {score.mean():.2f} ± {score.std():.2f}, lifted by {lift:.2f}", flush=True)
     along = slopes.mean(0)
+    # the shortest vector that moves the means by just so much
     answers.requires_grad_(False).add_(along.T @ torch.linalg.solve(along @ along.T, lifts))
 
 
@@ -369,7 +371,7 @@ def other_value(example: Example, rng: np.random.Generator) -> tuple[str, str]:
 
 def facts_of(options: argparse.Namespace, steps: int, figures: dict[str, float]) -> dict[str, Any]:
     name = "recall" if options.tokens <= 512 else "recall-4k"
-    usual = {"depth": 3, "width": 128, "inner": 2 * options.width, "noise": 0.0, "base": None}
+    usual = {"depth": 3, "width": 128, "inner": 2 * options.width, "noise": 0.0, "base": None, "count": 2000}
     chosen = {option: getattr(options, option) for option in usual}
     how = "".join(f" --{option} {value}" for option, value in chosen.items() if value != usual[option])
     return {
