@@ -14,8 +14,8 @@ the same --work.
 With --noise a model is made to bear half precision: whatever a layer gives is off by so much of itself, number by
 number, more as lists grow. An answer can be sure and its explanation still lie hundredths from that of float64, where
 scores are small differences of large numbers; `STEADY` says what keeps most of them from being that, and `settle` does
-the rest when all is learned. recall-4k is one of eight runs (seeds 0 to 7), kept because its bfloat16 was nearest to
-float64 on 140 lists: another run need not be as near.
+the rest when all is learned. recall-4k is one of eight runs (seeds 0 to 7), kept because its bfloat16 stayed nearest to
+float64: on forty lists it was second, and on a hundred more the first of three. Another run need not be as near.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def settle(model: LlamaForCausalLM, clear: float, asked: recall.Lists) -> None:
     What all answers have in common changes no probability, so that training leaves it nearly where it started. But
     gradients of a logit are made of it, too. Scores that are sums of gradients of both signs, as GradCAM's weights of
     heads are, nearly cancel in some lists, and half precision then decides what is left of them. (The spreads are those
-    before: as slopes differ from list to list, spreads grow with means, to a third or half of `clear` in recall-4k.)
+    before: as slopes differ from list to list, they grow with the means. In recall-4k these are 5 and 4 of the new.)
     """
     model.eval().requires_grad_(False).set_attn_implementation("eager")
     answers = model.lm_head.weight.requires_grad_()
