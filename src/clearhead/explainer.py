@@ -269,6 +269,8 @@ class Explainer:
         for method in request.methods:
             if reason := self.examined.why_not(method):
                 raise Refusal(f"{method.name} cannot explain {self.subject.name}: {reason}")
+            if request.profile is not None:
+                request.profile.check_depth(method, tested.min_layers, self.subject.name)
         apart = self.subject.counts_by_length or not all(map(self.examined.keeps_apart, request.methods))
         if len(samples) > 1 and apart:
             return [self._batch([s], [t], request)[0] for s, t in zip(samples, targets, strict=True)]

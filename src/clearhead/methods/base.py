@@ -367,7 +367,6 @@ def layer_range(layers: Layers | tuple[float | None, float | None] | None, count
     chosen = range(count)[slice(first, stop)]
     if not chosen:
         raise InputError(
-            f"layers={layers} leaves none of the {count} layers: give others (beside a profile, too, which may have "
-            "set them); it is half-open, e.g. layers=(-4, None)"
+            f"layers={layers} leaves none of the {count} layers: give others; it is half-open, e.g. layers=(-4, None)"
         )
     return chosen

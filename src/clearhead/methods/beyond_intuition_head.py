@@ -5,8 +5,9 @@
     r = Σ_i w_i P_i ⊙ F_i
 
 with `steps` points α_k evenly from 0 to 1 (`perception.py`). θ sums to one over the heads of a sample. Layers from a
-quarter of the depth on, as in the authors' ViT-B. `perception="uniform"` weighs all heads alike, `layers=(-1, None)`
-perceives through the last layer alone, and `perception="none"` leaves the feedback alone.
+quarter of the depth on: with the 12 layers of ViT-B, those of the authors' script, from layer 3 on. The profile
+`bi_vit_h` starts at layer 3 at any depth, as the script does. `perception="uniform"` weighs all heads alike,
+`layers=(-1, None)` perceives through the last layer alone, and `perception="none"` leaves the feedback alone.
 """
 
 from typing import ClassVar, Literal

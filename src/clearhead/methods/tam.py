@@ -5,8 +5,9 @@
     r = s ⊙ w · F
 
 with `steps` points α_k evenly from 0 to 1 (`perception.py`; several rows that are read are each multiplied with their
-own feedback). Layers from a third of the depth on, as in the authors' scripts for ViT-B. It is Beyond Intuition with
-all heads alike and without the last layer's identity.
+own feedback). Layers from a third of the depth on: with the 12 layers of ViT-B, those of the authors' scripts, from
+layer 4 on. The profile `tam` starts at layer 4 at any depth, as the scripts do. It is Beyond Intuition with all heads
+alike and without the last layer's identity.
 """
 
 from typing import ClassVar

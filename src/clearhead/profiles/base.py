@@ -38,6 +38,8 @@ class Settings:
     finish: Finish | None = None
     #: Whether the predicted class is explained, whichever one was asked for.
     predicted: bool = False
+    #: The profile that starts at the same fraction of any model's depth, where `layers` starts at a fixed layer.
+    depth_scaled: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,31 @@ class Profile:
     def applied(self, method: Method) -> Method:
         """The method with the author's options, where it was not given others."""
         return method.defaults(**self.settings(method.name).options)
+
+    def check_depth(self, method: Method, depth: int, model: str) -> None:
+        """Refuse a model that does not have the layer at which the author's code starts.
+
+        Args:
+            method: The method with its final options; other layers than the author's are not checked here.
+            depth: The number of attention layers of the model.
+            model: The name of the model, for the message.
+
+        Raises:
+            Refusal: The author's first layer is beyond the model's last.
+        """
+        settings = self.settings(method.name)
+        layers = settings.options.get("layers")
+        if layers is None or layers != method.option("layers"):
+            return
+        first, _ = layers
+        if first is None or first < depth:
+            return
+        scaled = f", or use the profile {settings.depth_scaled}, which scales the first layer with the depth"
+        raise Refusal(
+            f"the profile {self.name} starts {method.name} at layer {first} (counted from 0), as its authors' code "
+            f"does: {model} has {depth} layers, and at least {first + 1} are needed. Give layers= to choose other "
+            f"layers{scaled if settings.depth_scaled else ''}"
+        )
 
 
 PROFILES: dict[str, Profile] = {}

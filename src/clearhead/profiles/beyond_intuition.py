@@ -1,6 +1,8 @@
 """transformerinterp (Chen et al., TMLR 2023): the `bi_*` profiles."""
 
-from clearhead.profiles.base import Profile, Settings, register_profile
+from collections.abc import Sequence
+
+from clearhead.profiles.base import Finish, Profile, Settings, register_profile
 from clearhead.profiles.finishes import (
     clip_scaled,
     mm_clip_scores,
@@ -14,7 +16,42 @@ from clearhead.profiles.kinds import PICTURES, TEXTS, TOWERS
 
 _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
 #: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.
-_BI_LAYERS = "The layers are those of their scripts for ViT-B where layers= is not given (H: 3 on, C: 6 on, of 12). "
+_BI_LAYERS = (
+    "Where layers= is not given, layers as in their scripts for ViT-B, whatever the depth of the model: head-wise from "
+    "layer 3 on, token-wise from layer 6 on (start_layer 4 and 7, which they count from 1). Models without that layer "
+    "are refused. For other models than ViT-B their repository names no start layer. "
+)
+_SCALED_LAYERS = (
+    "The layers of {name}, scaled with the depth of the model: head-wise from a quarter of the depth on, token-wise "
+    "from half of it on. With 12 layers these are the authors' layers; with any other number they are not, and so the "
+    "scores are not the authors'. Otherwise as {name}."
+)
+
+
+def _head_wise(finish: Finish, depth_scaled: str) -> Settings:
+    return Settings({"steps": 20, "layers": (3, None)}, finish=finish, depth_scaled=depth_scaled)
+
+
+def _token_wise(finish: Finish, depth_scaled: str) -> Settings:
+    return Settings({"steps": 20, "layers": (6, None)}, finish=finish, depth_scaled=depth_scaled)
+
+
+def _register_depth_scaled(name: str, finish: Finish, methods: Sequence[str]) -> None:
+    """Register the form of a profile whose first layer scales with the depth of the model.
+
+    Its settings have no layers: the defaults of both methods scale with the depth.
+    """
+    register_profile(
+        Profile(
+            name=f"{name}_depth_scaled",
+            fits=(PICTURES,),
+            source=_BI,
+            differs=_SCALED_LAYERS.format(name=name),
+            methods={method: Settings({"steps": 20}, finish=finish) for method in methods},
+        )
+    )
+
+
 #: What they compare with, on a model that reads its class token.
 _VIT_OTHERS = {
     "transformer-attribution": Settings({"layers": (1, None)}, finish=specials_dropped),
@@ -49,9 +86,10 @@ register_profile(
         fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + _VIT_DIFFERS,
-        methods={"beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped), **_VIT_OTHERS},
+        methods={"beyond-intuition-head": _head_wise(specials_dropped, "bi_vit_h_depth_scaled"), **_VIT_OTHERS},
     )
 )
+_register_depth_scaled("bi_vit_h", specials_dropped, ["beyond-intuition-head"])
 
 register_profile(
     Profile(
@@ -59,9 +97,10 @@ register_profile(
         fits=(PICTURES,),
         source=_BI,
         differs=_BI_LAYERS + _VIT_DIFFERS,
-        methods={"beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped), **_VIT_OTHERS},
+        methods={"beyond-intuition-token": _token_wise(specials_dropped, "bi_vit_c_depth_scaled"), **_VIT_OTHERS},
     )
 )
+_register_depth_scaled("bi_vit_c", specials_dropped, ["beyond-intuition-token"])
 
 register_profile(
     Profile(
@@ -76,8 +115,8 @@ register_profile(
         "applies its last norm before it averages, theirs alone; the rules are the same). Raw attention and GradCAM "
         "are averaged along the wrong axis, over what a patch looks at, and brought to 0…1.",
         methods={
-            "beyond-intuition-head": Settings({"steps": 20}, finish=specials_dropped),
-            "beyond-intuition-token": Settings({"steps": 20}, finish=specials_dropped),
+            "beyond-intuition-head": _head_wise(specials_dropped, "bi_vit_mae_depth_scaled"),
+            "beyond-intuition-token": _token_wise(specials_dropped, "bi_vit_mae_depth_scaled"),
             "generic": Settings({"fusion": "mean-clamp"}, finish=with_identity),
             "transformer-attribution": Settings({"layers": (1, None), "repeated": True}, finish=with_identity),
             "partial-lrp": Settings({"rules": "ours", "repeated": True}, finish=specials_dropped),
@@ -87,6 +126,7 @@ register_profile(
         },
     )
 )
+_register_depth_scaled("bi_vit_mae", specials_dropped, ["beyond-intuition-head", "beyond-intuition-token"])
 
 register_profile(
     Profile(
@@ -96,11 +136,12 @@ register_profile(
         differs=_BI_LAYERS + "For models that read the class token beside the mean of the patches: the two rows are "
         "added, which is twice our mean of them; the class token is cut off.",
         methods={
-            "beyond-intuition-head": Settings({"steps": 20}, finish=rows_added),
-            "beyond-intuition-token": Settings({"steps": 20}, finish=rows_added),
+            "beyond-intuition-head": _head_wise(rows_added, "bi_vit_dino_depth_scaled"),
+            "beyond-intuition-token": _token_wise(rows_added, "bi_vit_dino_depth_scaled"),
         },
     )
 )
+_register_depth_scaled("bi_vit_dino", rows_added, ["beyond-intuition-head", "beyond-intuition-token"])
 
 register_profile(
     Profile(

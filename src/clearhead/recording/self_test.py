@@ -58,6 +58,12 @@ class SelfTest:
         return sum((place.query_stream, place.key_stream) == (query_stream, key_stream) for place in self.places)
 
     @property
+    def min_layers(self) -> int:
+        """The smallest number of layers that any pair of streams shares."""
+        pairs = {(place.query_stream, place.key_stream) for place in self.places}
+        return min((self.layers(*pair) for pair in pairs), default=0)
+
+    @property
     def crosses(self) -> bool:
         """Whether one stream looks at another."""
         return any(place.query_stream != place.key_stream for place in self.places)
