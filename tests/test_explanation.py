@@ -193,7 +193,7 @@ def test_words_add_up_and_rows_are_averaged() -> None:
     assert share.per_head.sum((0, 1)) == pytest.approx(share.scores)
 
 
-@pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])
+@pytest.mark.parametrize("scale", ["logit", "probability"])
 @pytest.mark.parametrize("method", ["input-x-gradient", "attcat", "cat"])
 def test_a_difference_explains_the_contrast_where_the_method_is_linear(method: str, scale: str) -> None:
     ex = explainer("bert/classify")
@@ -206,6 +206,17 @@ def test_a_difference_explains_the_contrast_where_the_method_is_linear(method: s
         "scale": scale,
         "value": pytest.approx(both.target["value"]),
     }
+
+
+def test_a_difference_of_log_odds_is_not_their_contrast() -> None:
+    ex = explainer("bert/classify")
+    a, b, contrast = (
+        ex.explain(TEXTS[0], "input-x-gradient", target=target, scale="log-odds") for target in (0, 2, Contrast(0, 2))
+    )
+    difference = a - b
+    assert difference.target["kind"] == "difference of scores" and difference.target["scale"] == "log-odds"
+    assert difference.target["value"] == a.target["value"] - b.target["value"]
+    assert abs(difference.target["value"] - contrast.target["value"]) > 1e-3
 
 
 def test_a_difference_of_scores_says_so() -> None:

@@ -44,11 +44,12 @@ S = (1 / (1 + (-SCORES).exp())).tolist()
         (Contrast(0, 3), "probability", False, P[0] - P[3]),
         (None, "log-odds", False, np.log(P[1] / (1 - P[1]))),
         (0, "log-odds", False, np.log(P[0] / (1 - P[0]))),
-        (Contrast(0, 1), "log-odds", False, np.log(P[0] / (1 - P[0])) - np.log(P[1] / (1 - P[1]))),
+        (Contrast(0, 1), "log-odds", False, np.log(P[0] / P[1])),
+        (Contrast(None, 2), "log-odds", False, np.log(P[1] / P[2])),
         (2, "probability", True, S[2]),
         (2, "log-odds", True, -0.5),
         (Contrast(0, 2), "probability", True, S[0] - S[2]),
-        (Contrast(0, 2), "log-odds", True, 1.5),
+        (Contrast(0, 2), "log-odds", True, np.log(S[0] * (1 - S[2]) / (S[2] * (1 - S[0])))),
         (MaskedWord(2), "probability", False, P[2]),
         (MaskedWord(), "logit", False, 3.0),
     ],
@@ -56,6 +57,63 @@ S = (1 / (1 + (-SCORES).exp())).tolist()
 def test_values(given: Any, scale: str, multi: bool, expected: float) -> None:
     value = make_target(given, scale).value(SCORES, Classes(multi))
     assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("p", "a", "b", "expected"),
+    [
+        ([0.75, 0.25], 0, 1, 1.0986122886681098),  # ln 3
+        ([0.75, 0.25], 1, 0, -1.0986122886681098),
+        ([0.5, 0.3, 0.2], 0, 1, 0.5108256237659907),  # ln 5/3
+        ([0.5, 0.3, 0.2], 0, 2, 0.9162907318741551),  # ln 5/2
+        ([0.5, 0.3, 0.2], 2, 1, -0.4054651081081644),  # ln 2/3
+    ],
+)
+def test_log_odds_of_a_contrast_is_the_log_ratio_of_probabilities(
+    p: list[float], a: int, b: int, expected: float
+) -> None:
+    scores = torch.tensor(p, dtype=torch.float64).log() + 7  # logits are free up to a constant
+    assert float(make_target(Contrast(a, b), "log-odds").value(scores, Classes())) == pytest.approx(expected, abs=1e-12)
+
+
+def test_log_odds_of_a_model_with_two_classes() -> None:
+    """The log-odds of one class against the other are the log-odds of that class: there are no others."""
+    ex = explainer("bert/classify", num_labels=2)
+    contrast, one = (
+        ex.explain(TEXTS[0], "input-x-gradient", target=target, scale="log-odds") for target in (Contrast(1, 0), 1)
+    )
+    p = {line["index"]: line["probability"] for line in contrast.prediction["top"]}
+    assert contrast.target["value"] == pytest.approx(np.log(p[1] / p[0]), abs=1e-12)
+    assert one.target["value"] == pytest.approx(contrast.target["value"], abs=1e-12)
+    assert contrast.scores == pytest.approx(one.scores, abs=1e-12) and np.abs(one.scores).max() > 1e-3
+
+
+def test_log_odds_of_labels_and_contrasts_in_one_batch() -> None:
+    ex = explainer("bert/classify")
+    targets = [0, Contrast(2, 1), None]
+    for e, text, target in zip(ex.explain(TEXTS, target=targets, scale="log-odds"), TEXTS, targets, strict=True):
+        alone = ex.explain(text, target=target, scale="log-odds")
+        assert e.target["value"] == pytest.approx(alone.target["value"], abs=1e-12)
+        p = {line["index"]: line["probability"] for line in e.prediction["top"]}
+        index = e.target["index"]
+        odds = p[2] / p[1] if isinstance(target, Contrast) else p[index] / (1 - p[index])
+        assert e.target["value"] == pytest.approx(np.log(odds), abs=1e-12)
+
+
+def test_log_odds_of_a_head_with_one_sigmoid() -> None:
+    ex = explainer("bert/classify", num_labels=1, problem_type="multi_label_classification")
+    e = ex.explain(TEXTS[0], scale="log-odds")
+    p = e.prediction["probability"]
+    assert e.target["value"] == pytest.approx(np.log(p / (1 - p)), abs=1e-12)
+    with pytest.raises(InputError, match="label 1 does not exist: the model has 1 labels"):
+        ex.explain(TEXTS[0], target=Contrast(0, 1), scale="log-odds")
+
+
+def test_log_odds_of_a_contrast_do_not_overflow() -> None:
+    scores = torch.tensor([900.0, -900.0, 0.0], dtype=torch.float64, requires_grad=True)
+    value = make_target(Contrast(0, 1), "log-odds").value(scores, Classes())
+    (gradient,) = torch.autograd.grad(value, scores)
+    assert float(value.detach()) == 1800.0 and gradient.tolist() == [1.0, -1.0, 0.0]
 
 
 @pytest.mark.parametrize("scale", ["logit", "probability", "log-odds"])

@@ -105,6 +105,14 @@ def test_a_decoder() -> None:
     assert line(found, "the same scores when padded").says == "holds"
 
 
+def test_log_odds_of_a_contrast_are_not_a_difference_of_log_odds() -> None:
+    what = "a contrast's scores are the difference of the two labels'"
+    found = clearhead.verify("input-x-gradient", models.explainer("bert/classify"), scale="log-odds")
+    assert found.ok and line(found, what).says == "cannot be asked"
+    labels = models.explainer("bert/classify", problem_type="multi_label_classification")
+    assert line(clearhead.verify("input-x-gradient", labels, scale="log-odds"), what).says == "holds"
+
+
 def test_several_streams() -> None:
     found = clearhead.verify("attention", clearhead.load("zoo:shapes-vqa"))
     assert found.ok and line(found, "scores add up to one").says == "cannot be asked"

@@ -95,8 +95,8 @@ class Explainer:
         text, image, audio, regions: by name, where a model takes several (lists go together pair by pair)
         answer: what a language model is to have said; without it, what it says (up to max_new_tokens)
         target: a label or index, `Contrast`, `MaskedWord`, a function of the output; a list means one per input
-        scale: "logit" (default), "probability" or "log-odds"; of two inputs' similarity "cosine" (default) or "logit";
-        relevance is not scale-free, so it is part of the result
+        scale: "logit" (default), "probability" or "log-odds" (log p/(1 − p) of a class, log p_a/p_b of a contrast); of
+        two inputs' similarity "cosine" (default) or "logit"; relevance is not scale-free, so it is part of the result
         profile: the settings of an author's released code, quirks included; arguments given beside it win
         layers: half-open, negative from the end; heads: indices; rows: "all" for every row instead of the read-out
         per: "head" to keep every head's share, too, where the method has them (layers' shares are always kept)

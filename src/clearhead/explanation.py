@@ -175,7 +175,8 @@ class Explanation(Shown):
         """The difference of two explanations of one input.
 
         For methods linear in the target it explains the contrast of the two; otherwise it is a difference of scores,
-        and says so.
+        and says so. On the scale "log-odds" it is always a difference of scores: the log-odds of one class against
+        another are not the difference of their log-odds against all others (`clearhead.Contrast`).
         """
         if not isinstance(other, Explanation):
             return NotImplemented
@@ -184,10 +185,11 @@ class Explanation(Shown):
                 "only explanations of the same input can be subtracted: these have different units or content"
             )
         alike = all(one == two for one, two in zip(self._made_by, other._made_by, strict=True))
-        linear = bool(self.provenance.get("linear_in_target")) and alike and self._same_model(other)
+        linear = bool(self.provenance.get("linear_in_target")) and self.target.get("scale") != "log-odds"
+        explains_contrast = linear and alike and self._same_model(other)
         values = [side.target.get("value") for side in (self, other)]
         target = {
-            "kind": "contrast" if linear else "difference of scores",
+            "kind": "contrast" if explains_contrast else "difference of scores",
             "name": f"{self.target.get('name')} − {other.target.get('name')}",
             "scale": self.target.get("scale") if self.target.get("scale") == other.target.get("scale") else None,
             "value": None if values[0] is None or values[1] is None else float(values[0]) - float(values[1]),

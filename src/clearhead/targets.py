@@ -47,6 +47,16 @@ class Label:
 class Contrast:
     """Why `a` and not `b`: the difference of two classes or words. `a` may be None, for the predicted one.
 
+    The value depends on the scale; z are the logits and p the probabilities:
+
+    - "logit": z_a − z_b.
+    - "probability": p_a − p_b.
+    - "log-odds": the log-odds of `a` against `b`, with all other classes left aside. Where classes exclude one another
+      (softmax), this is log(p_a / p_b). Where each class has a probability of its own (sigmoid, multi-label models), it
+      is log(p_a (1 − p_b) / (p_b (1 − p_a))), the odds that `a` is present and `b` is not, against the reverse. Both
+      equal z_a − z_b. It is not the difference of the log-odds of the two classes, log(p / (1 − p)), which for two
+      classes is twice as large.
+
     Where a text has several masked positions, `mask` says which is meant.
     """
 
@@ -252,15 +262,23 @@ def probabilities(scores: Float[Tensor, "label"], multi_label: bool) -> Float[Te
 def values_of(
     scores: Float[Tensor, "batch label"], classes: Sequence[tuple[int, int | None]], scale: str, multi_label: bool
 ) -> Float[Tensor, "batch"]:
-    """The number for each sample: of its first class, less that of its second where it has one."""
+    """The value of each sample's target on a scale.
+
+    Args:
+        scores: The logits.
+        classes: For each sample, the class that is explained and the one that it is contrasted with, if any.
+        scale: "logit", "probability" or "log-odds"; `Contrast` says what each means for two classes.
+        multi_label: Whether each class has a probability of its own (sigmoid), or all of them sum to one (softmax).
+    """
     if scale == "probability":
         scores = probabilities(scores, multi_label)
-    of = _log_odds if scale == "log-odds" and not multi_label else _at
     index = torch.tensor([[a, a if b is None else b] for a, b in classes], device=scores.device)
     against = torch.tensor([b is not None for _, b in classes], device=scores.device)
-    number = of(scores, index[:, :1])
+    # a sigmoid's log-odds are its logit; so are those of one softmax class against another, but not against all others
+    of_one_class = _log_odds if scale == "log-odds" and not multi_label else _at
+    number = of_one_class(scores, index[:, :1])
     if any(b is not None for _, b in classes):
-        number = torch.where(against, number - of(scores, index[:, 1:]), number)
+        number = torch.where(against, _at(scores, index[:, :1]) - _at(scores, index[:, 1:]), number)
     return number
 
 
@@ -269,5 +287,5 @@ def _at(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> 
 
 
 def _log_odds(scores: Float[Tensor, "batch label"], index: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch"]:
-    """log p − log(1 − p), without computing p."""
+    """log p − log(1 − p) of one class of a softmax, without computing p."""
     return _at(scores, index) - scores.scatter(1, index, -torch.inf).logsumexp(-1)

@@ -122,8 +122,9 @@ Scale = Annotated[
     typer.Option(
         metavar="SCALE",
         rich_help_panel=_WHAT,
-        help="Explain the target's logit (default), probability or log-odds; how alike two inputs are as cosine "
-        "(default) or logit. Scores differ between them.",
+        help="Explain the target's logit (default), probability or log-odds (with --against: the logarithm of the "
+        "ratio of both probabilities); how alike two inputs are as cosine (default) or logit. Scores differ between "
+        "them.",
     ),
 ]
 Layers = Annotated[

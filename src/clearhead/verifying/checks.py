@@ -232,6 +232,8 @@ def _beside(case: Case, others: Sequence[Any]) -> tuple[list[AnyExplanation], li
 def linear_in_the_target(case: Case) -> Measured:
     """The scores of a contrast are the difference of the two labels' scores."""
     raw, e = case.raws[0], case.alone[0]
+    if e.target["scale"] == "log-odds" and not case.ex.subject.multi_label:
+        raise NotHere("the log-odds of one class against another are not the difference of the two classes' log-odds")
     one, other = _two_labels(e)
     targets: tuple[Any, ...] = (one, other, Contrast(one, other))
     if e.target["kind"] == "generated word":
