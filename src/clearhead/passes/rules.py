@@ -28,6 +28,7 @@ from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule, in_place_has_no_rule
+from clearhead.rules.merging import NotMergeable
 from clearhead.rules.mode import Rules, under
 from clearhead.rules.widening import WIDE, Wide, has_wide
 from clearhead.subjects.base import Sample, Subject
@@ -120,6 +121,8 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
         ):
             try:
                 run_under_rules()
+            except NotMergeable as problem:
+                return Trial(f"in {subject.model_class}, {problem}", family.keeps_apart)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
             except RuntimeError as problem:
