@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
 import clearhead
 from clearhead.errors import Refusal
 from clearhead.passes.rules import _something, _tolerance
 from clearhead.recording.scope import hooks
+from clearhead.rules.mode import Rules
 from tests import joint_models, models
 from tests.methods import twins
 from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
@@ -182,21 +184,89 @@ def test_a_model_that_does_not_run_in_float64_is_refused() -> None:
             ex.explain(models.TEXTS[0], "lrp")
 
 
-@pytest.mark.parametrize("method", ["lrp", "attn-lrp"])
-def test_a_model_that_fails_under_rules_says_what_failed(method: str) -> None:
-    """In its own words: the format need not be the cause."""
+def ready() -> tuple[Any, clearhead.Explainer]:
+    """A model whose recorder was tested already, and its explainer."""
     made, words = models.text_model("bert", dtype=torch.float64)
     ex = clearhead.load((made, words))
-    ex.explain(models.TEXTS[0], "attention")  # the recorder's own test is done
+    ex.explain(models.TEXTS[0], "attention")
+    return made, ex
 
-    def full(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("the store is full\nof something")
+
+@pytest.mark.parametrize("method", ["lrp", "attn-lrp"])
+def test_a_model_that_fails_under_rules_alone_says_what_failed(method: str) -> None:
+    """In its own words: the format need not be the cause. It is refused from then on, without another pass."""
+    made, ex = ready()
+    passes = []
+
+    def fail_under_rules(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        passes.append(1)
+        if any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack()):
+            raise RuntimeError("the store is full\nof something")
+
+    with hooks([made.bert.pooler.dense.register_forward_hook(fail_under_rules)]):
+        for _ in range(2):
+            with pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"):
+                ex.explain(models.TEXTS[0], method)
+            assert len(passes) == 3  # under the rules, without them, and under them again
+
+
+BY_RULES = ["lrp", "partial-lrp", "transformer-attribution", "attn-lrp", "deeplift", "deeplift-shap"]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("the store is full"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+@pytest.mark.parametrize("method", BY_RULES)
+def test_an_error_that_passes_is_raised_and_not_remembered(method: str, problem: RuntimeError) -> None:
+    made, ex = ready()
+    waiting = [problem]
+
+    def fail_once(module: torch.nn.Module, args: Any) -> None:
+        if waiting:
+            raise waiting.pop()
+
+    with hooks([made.bert.pooler.dense.register_forward_pre_hook(fail_once)]):
+        with pytest.raises(RuntimeError) as raised:
+            ex.explain(models.TEXTS[0], method)
+        assert raised.value is problem
+        again = ex.explain(models.TEXTS[0], method)
+    assert np.array_equal(again.scores, ready()[1].explain(models.TEXTS[0], method).scores)
+
+
+def test_a_model_that_always_fails_raises_its_error() -> None:
+    """Also without rules: nothing is said of them, and the table of methods does not hide it."""
+    made, ex = ready()
+
+    def fail(module: torch.nn.Module, args: Any) -> None:
+        raise RuntimeError("the store is full")
+
+    handle = made.bert.pooler.dense.register_forward_pre_hook(fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the store is full"):
+            ex.explain(models.TEXTS[0], "lrp")
+    handle.remove()
+    assert np.abs(ex.explain(models.TEXTS[0], "lrp").scores).max() > 0
+
+
+def test_lack_of_memory_under_rules_alone_is_no_property_of_the_model() -> None:
+    """Passes in float64 take more than plain ones: repeated or not, that is the machine's."""
+    made, ex = ready()
+
+    def fail_in_float64(module: torch.nn.Module, args: Any, output: torch.Tensor) -> None:
+        if any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack()):
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)")
 
     with (
-        hooks([made.bert.pooler.dense.register_forward_hook(full)]),
-        pytest.raises(Refusal, match=r"does not run under .*: RuntimeError: the store is full$"),
+        hooks([made.bert.pooler.dense.register_forward_hook(fail_in_float64)]),
+        pytest.raises(RuntimeError, match="ALLOC_FAILED"),
     ):
-        ex.explain(models.TEXTS[0], method)
+        ex.explain(models.TEXTS[0], "lrp")
+    assert np.abs(ex.explain(models.TEXTS[0], "lrp").scores).max() > 0
 
 
 @pytest.mark.gpu

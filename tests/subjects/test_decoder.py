@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 import clearhead
 from clearhead import Contrast, Generated, InputError, Refusal
 from clearhead.methods import REGISTRY
+from clearhead.recording.scope import hooks
 from clearhead.subjects import How
 from clearhead.subjects.base import device_of
 from tests import models
@@ -314,8 +315,9 @@ def test_every_row_and_shares_of_layers_reach_over_the_whole_text():
 
 
 def test_padding_on_either_side_is_none():
-    ex = explainer()
-    ids, _ = ids_of(PROMPTS[0], ANSWERS[0])
+    """Where positions are relative: rotary ones."""
+    ex = explainer("llama")
+    ids, _ = ids_of(PROMPTS[0], ANSWERS[0], ex)
     plain = ex.explain({"input_ids": ids[None]}, ["generic", "attention-gradcam", "random"])
     ones, pad = torch.ones(1, len(ids), dtype=torch.long), torch.full((1, 3), 1)
     none = torch.zeros_like(pad)
@@ -328,6 +330,109 @@ def test_padding_on_either_side_is_none():
     mask[0, 2] = 0
     with pytest.raises(InputError, match="hides tokens inside"):
         ex.explain({"input_ids": ids[None], "attention_mask": mask})
+
+
+_STATES = {**_BODY, "num_heads": 4, "num_layers": 3, "ffn_dim": 48, "init_std": 0.3}
+#: Class and settings of further decoders: positions in a learned table, from the mask, sinusoids, rotary ones, biases.
+POSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-neo": ("GPTNeoForCausalLM", {**_STATES, "attention_types": [[["global"], 3]]}),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", _GPT),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", _GPT),
+    "biogpt": ("BioGptForCausalLM", _STATES),
+    "opt": ("OPTForCausalLM", {**_STATES, "word_embed_proj_dim": 32}),
+    "xglm": ("XGLMForCausalLM", {**_STATES, "d_model": 32, "attention_heads": 4}),
+    "codegen": ("CodeGenForCausalLM", {**_GPT, "rotary_dim": 4, "n_ctx": 70}),
+    "mpt": ("MptForCausalLM", {**_IDS, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 70}),
+    **{name: FAMILIES[name] for name in ("gpt2", "llama", "gemma2", "bloom")},
+}
+PADDED = {
+    "input_ids": torch.tensor([[1, 1, 1, *range(10, 18)]]),
+    "attention_mask": torch.tensor([[0, 0, 0, *[1] * 8]]),
+}
+
+
+def positioned(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    name, settings = POSITIONS[family]
+    cls = getattr(transformers, name)
+    torch.manual_seed(7)
+    return cls(cls.config_class(**settings)).to(dtype).eval()
+
+
+@pytest.mark.parametrize("family", POSITIONS)
+def test_left_padded_inputs_are_explained_as_the_model_computes_them(family: str) -> None:
+    """The number explained, and its gradient at the tokens, are those of a plain pass over the padded inputs."""
+    model = positioned(family)
+    explanation = clearhead.load(model).explain(PADDED, "input-x-gradient")
+    starts: list[torch.Tensor] = []
+
+    def start(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        starts.append(output.detach().requires_grad_())
+        return starts[0].clone()
+
+    with hooks([model.get_input_embeddings().register_forward_hook(start)]):
+        top = model(**PADDED).logits[0, -1].max()
+    (gradient,) = torch.autograd.grad(top, starts)
+    expected = (gradient * starts[0]).sum(-1)[0, 3:].detach().numpy()
+    assert explanation.target["value"] == pytest.approx(top.item(), rel=1e-5)
+    assert len(explanation) == 8
+    assert np.abs(explanation.scores - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_left_padding_is_explained_in_half_precision() -> None:
+    """Rounding may be larger than what positions change: the nearer of the two ways is the right one."""
+    model = positioned("gpt2", torch.bfloat16)
+    explanation = clearhead.load(model).explain(PADDED)
+    assert explanation.target["value"] == model(**PADDED).logits[0, -1].max().item()
+
+
+def test_an_answer_after_left_padding_goes_on_where_the_prompt_ends() -> None:
+    model = positioned("gpt2", torch.float64)
+    explanation = clearhead.load(model).explain(PADDED, answer=[20, 21])
+    ids = torch.cat([PADDED["input_ids"], torch.tensor([[20, 21]])], 1)
+    mask = torch.cat([PADDED["attention_mask"], torch.ones(1, 2, dtype=torch.long)], 1)
+    logits = model(input_ids=ids, attention_mask=mask).logits[0]
+    expected = [logits[10, 20].item(), logits[11, 21].item()]
+    assert [step["value"] for step in explanation.target["steps"]] == pytest.approx(expected, abs=1e-10)
+
+
+def test_words_generated_after_left_padding_are_those_of_generate() -> None:
+    """And so are their logits, which it has in float32: `generate` counts positions by the mask."""
+    model = positioned("gpt2", torch.float64)
+    explanation = clearhead.load(model).explain(PADDED, target=Generated(), max_new_tokens=3)
+    with torch.no_grad():
+        said = model.generate(
+            **PADDED, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, output_logits=True
+        )
+    steps = explanation.target["steps"]
+    assert [step["index"] for step in steps] == said.sequences[0, 11:].tolist()
+    expected = [logits.max().item() for logits in said.logits]
+    assert [step["value"] for step in steps] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_padded_batch_of_texts_is_explained_as_the_texts() -> None:
+    ex = explainer()
+    for together, prompt in zip(ex.explain(PROMPTS), PROMPTS, strict=True):
+        alone = ex.explain(prompt)
+        assert together.target["value"] == pytest.approx(alone.target["value"], abs=1e-10)
+        assert np.allclose(together.scores, alone.scores)
+
+
+def test_left_padding_that_no_positions_make_up_for_is_refused() -> None:
+    """A model that takes no position_ids; a softmax of padding alone, which is NaN in float64."""
+
+    class WithoutPositionIds(transformers.GPT2LMHeadModel):
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, use_cache: Any = None) -> Any:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+
+    ex = clearhead.load(WithoutPositionIds(transformers.GPT2Config(**_GPT)).double().eval())
+    with pytest.raises(InputError, match=r"other logits with the 3 padding tokens in front .*pad on the right"):
+        ex.explain(PADDED)
+    eager = clearhead.load(made("llama", attn_implementation="eager"))
+    with pytest.raises(InputError, match="no finite logits with the 3 padding tokens"):
+        eager.explain(PADDED)
+    long = {name: torch.nn.functional.pad(part, (60, 0)) for name, part in PADDED.items()}
+    with pytest.raises(InputError, match="71 tokens, 63 of them padding"):
+        explainer().explain(long)
 
 
 def test_a_function_of_the_output_sees_all_of_it():

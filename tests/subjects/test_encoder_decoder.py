@@ -276,6 +276,23 @@ def test_padded_inputs_are_unpadded_ones():
         assert np.allclose(padded[stream].matrix, plain[stream].matrix, rtol=1e-9)
 
 
+def test_left_padding_of_the_prefix_is_explained_as_the_model_computes_it():
+    """T5's positions are relative. BART counts the padding, so that its words would be others without it."""
+    given = {
+        "input_ids": torch.tensor([[0, 40, 41, 42, 2]]),
+        "decoder_input_ids": torch.tensor([[1, 1, 2, 50, 51]]),
+        "decoder_attention_mask": torch.tensor([[0, 0, 1, 1, 1]]),
+    }
+    ex = explainer("t5")
+    values = [step["value"] for step in ex.explain(given).target["steps"]]
+    logits = ex.subject.model(**given).logits[0]
+    assert values == pytest.approx([logits[2, 50].item(), logits[3, 51].item()], abs=1e-5)
+    with pytest.raises(InputError, match="computes other logits with the 2 padding tokens in front"):
+        explainer("bart").explain(given)
+    with pytest.raises(InputError, match="may hide padding around decoder_input_ids, and nothing else"):
+        explainer("bart").explain({**given, "decoder_attention_mask": torch.tensor([[1, 1, 0, 1, 1]])})
+
+
 def test_an_input_alone_asks_for_all_that_the_model_says():
     ex = explainer()
     e = ex.explain(SOURCES[0], max_new_tokens=4)

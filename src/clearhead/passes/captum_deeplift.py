@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import Refusal
+from clearhead.failures import is_machine_failure
 from clearhead.plan import Plan
 from clearhead.recording.recorder import Recorder
 from clearhead.recording.scope import at_rest, hooks
@@ -65,6 +66,8 @@ def captum_multipliers(
                         tuple(reference[leaf].detach() for leaf in function.leaves),
                     )
             except (RuntimeError, AssertionError) as problem:
+                if isinstance(problem, RuntimeError) and is_machine_failure(problem):
+                    raise
                 said = str(problem).splitlines()[0]
                 raise Refusal(f"captum's DeepLIFT cannot explain {subject.name}: {said}") from None
             finally:

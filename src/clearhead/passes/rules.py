@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import Refusal
+from clearhead.failures import is_machine_failure
 from clearhead.methods.base import Method, Scores
 from clearhead.methods.under_rules import ByRules
 from clearhead.plan import Plan, Reading
@@ -27,6 +28,7 @@ from clearhead.recording.scope import at_rest, starting
 from clearhead.recording.self_test import TOLERANCE, SelfTest
 from clearhead.recording.tape import Asks, Call, Tape
 from clearhead.rules.family import Family, NoRule, in_place_has_no_rule
+from clearhead.rules.merging import NotMergeable
 from clearhead.rules.mode import Rules, under
 from clearhead.rules.widening import WIDE, Wide, has_wide
 from clearhead.subjects.base import Sample, Subject
@@ -93,13 +95,23 @@ def why_not(recorder: Recorder, subject: Subject, sample: Sample, method: Method
 
 
 def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) -> Trial:
-    """Made once for each method and choice of rules."""
+    """Made once for each method and choice of rules.
+
+    Raises:
+        RuntimeError: What torch or the model raised, where it does not come from the rules. It is not remembered: the
+            next call tries again.
+    """
     known, key = _trials.setdefault(recorder, {}), (method.name, method.option("rules"))
     if key not in known:
         assert recorder.tested is not None
         plan = Plan(subject, [sample, sample], [[Target(lambda output: output)]] * 2)
         family = _fold(Reading(method, plan, recorder.tested)).family.twice()
         why_not = None
+
+        def run_under_rules() -> None:
+            with in_place_has_no_rule():
+                _under(recorder, family, plan).forward(plan.batch, frozenset(), plan.leaves)
+
         with (
             recorder.lock,
             at_rest(recorder.model),
@@ -108,13 +120,15 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
             starting(recorder.learned),
         ):
             try:
-                with in_place_has_no_rule():
-                    _under(recorder, family, plan).forward(plan.batch, frozenset(), plan.leaves)
+                run_under_rules()
+            except NotMergeable as problem:
+                return Trial(f"in {subject.model_class}, {problem}", family.keeps_apart)
             except NoRule as problem:
                 why_not = f"in {subject.model_class}, {problem}"
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as problem:
+                plainly = partial(recorder.forward, plan.batch, frozenset(), plan.leaves)
+                if not _comes_from_rules(problem, plainly, run_under_rules):
+                    raise
                 why_not = f"{subject.model_class} does not run under {family.name}{_failed(problem, family)}"
         if family.wide and subject.dtype == torch.float16 and not has_wide(subject.device):
             why_not = f"{family.name} divides by numbers that float16 has not: load the model with dtype='float32'"
@@ -122,10 +136,37 @@ def trial(recorder: Recorder, subject: Subject, sample: Sample, method: Method) 
     return known[key]
 
 
+def _comes_from_rules(
+    problem: RuntimeError, run_plainly: Callable[[], object], run_under_rules: Callable[[], object]
+) -> bool:
+    """Whether the model runs without the rules, and fails under them in the same way once more.
+
+    Args:
+        problem: What the first pass under the rules raised.
+        run_plainly: Makes the same pass without the rules.
+        run_under_rules: Makes the pass under the rules again.
+    """
+    if is_machine_failure(problem):
+        return False
+    try:
+        run_plainly()
+    except RuntimeError:
+        return False
+    try:
+        run_under_rules()
+    except RuntimeError as again:
+        return _described(again) == _described(problem)
+    return False
+
+
 def _failed(problem: RuntimeError, family: Family) -> str:
     """What went wrong, in torch's own words: float64 may be the cause or not."""
-    said = (str(problem).splitlines() or [""])[0]
-    return f"{', whose passes are in float64' if family.wide else ''}: {type(problem).__name__}: {said}"
+    return f"{', whose passes are in float64' if family.wide else ''}: {_described(problem)}"
+
+
+def _described(problem: RuntimeError) -> str:
+    """The class of an error, and the first line of its message."""
+    return f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}"
 
 
 def _fold(reading: Reading) -> ByRules:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead.errors import InputError, Refusal
 from clearhead.recording.cuts import Whole
 from clearhead.recording.interface import NAME, Captured, capture
+from clearhead.recording.peft_layers import wrapping_layer
 from clearhead.recording.scope import at_rest, hooks, lock_of, ordered_gradients, starting
 from clearhead.recording.self_test import Place, SelfTest, expected_calls, self_test, streaming_test
 from clearhead.recording.streaming import repeated
@@ -239,7 +240,8 @@ class Recorder:
             raise Refusal(f"{type(self.model).__name__} has no input embeddings to start from")
         # An encoder–decoder looks words up through modules that share one weight: the first look-up is the source.
         same = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.weight is embeddings.weight]
-        return same or [embeddings]
+        # Adapters change the vectors of words: the graph starts after them, as it does in the merged model.
+        return [wrapping_layer(module, self.model) for module in same] or [embeddings]
 
 
 def placed(calls: Sequence[Captured], streams: Streams) -> list[Place]:

@@ -85,6 +85,8 @@ class Family:
     name: ClassVar[str]
     #: Whether it amplifies rounding, so that its passes are made in float64, whatever format the model has.
     wide: ClassVar[bool] = False
+    #: Whether it gives two linear maps that are added other relevance than the one map that they make together.
+    splits_maps: ClassVar[bool] = False
     #: Operations beside `MOVES` that it leaves as they are.
     ordinary: ClassVar[frozenset[str]] = frozenset()
 

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.recording.scope import hooks
 from clearhead.rules.family import Family, NoRule, active, flat
+from clearhead.rules.merging import run_merged
 from clearhead.rules.operators import KINDS, MOVES, PICKS, SAME
 from clearhead.rules.widening import mixed, widened
 
@@ -65,7 +66,8 @@ class Rules(TorchFunctionMode):
 @contextmanager
 def under(model: nn.Module, family: Family, size: int) -> Iterator[None]:
     """Let the passes that run in this thread inside the `with` be differentiated by these rules."""
-    with hooks(list(_activations(model, family))), Rules(family, size):
+    merged = run_merged(model) if family.splits_maps else []
+    with hooks([*merged, *_activations(model, family)]), Rules(family, size):
         yield
 
 

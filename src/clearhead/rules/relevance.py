@@ -84,6 +84,7 @@ class Relevance(Family):
     repeated: bool = False
 
     name: ClassVar[str] = "relevance propagation"
+    splits_maps: ClassVar[bool] = True  # it goes by the signs of weights, and divides at sums
     wide: ClassVar[bool] = True  # sums that all but cancel divide: what was 1e-7 of an activation may be all of a score
 
     @property

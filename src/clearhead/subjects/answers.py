@@ -30,6 +30,8 @@ class Answered(Sample):
     most: int = 32
     #: The rows whose logits are needed; none where all are.
     kept: tuple[int, ...] = ()
+    #: Whether `position_ids` are not the caller's, but what the model computes from padding that was cut off.
+    counts_padding: bool = False
 
 
 class Answering(Subject):
@@ -271,6 +273,39 @@ class Answering(Subject):
                 f"infinity, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
             )
         return bool((one - other).abs().max() <= 1e-3 * one.abs().max())
+
+    def padding_gap(self, inputs: Mapping[str, Tensor], sample: Answered, start: int) -> float:
+        """How far the logits of a sample are from those of the padded model inputs that it was cut out of.
+
+        Args:
+            inputs: One row of model inputs, without batch axis.
+            sample: The same row without padding.
+            start: How many padding tokens stood in front of it.
+
+        Returns:
+            The largest difference at the last position of the sample, relative to the largest logit; NaN where the
+            model computes no finite number.
+        """
+        padded = {name: part[None].to(self.device) for name, part in inputs.items()}
+        padded = {name: part.to(self.dtype) if part.is_floating_point() else part for name, part in padded.items()}
+        row = len(sample.axes[self.speaking]) - 1
+        with lock_of(self.model), at_rest(self.model), torch.no_grad():
+            expected = self._logits_at({**padded, **self.settings(())}, start + row)
+            computed = self._logits_at(self.collate([sample]), row)
+        return float((computed - expected).abs().max() / expected.abs().max())
+
+    def padding_error(self, start: int, gap: float) -> InputError:
+        """The error for inputs whose padding in front changes what the model computes."""
+        name, padding = type(self.model).__name__, f"the {start} padding tokens in front of this input"
+        differs = f"{name} computes other logits with {padding} than without them (by {gap:.1e} of the largest)"
+        says = f"{name} computes no finite logits with {padding}" if gap != gap else differs
+        return InputError(f"{says}: cut them off, pad on the right, or give the text")
+
+    def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
+        """The logits at one position of a batch of one; the others are not computed where the model can leave them."""
+        if not self.accepts("logits_to_keep"):
+            return self.model(**batch).logits[0, row].double()
+        return self.model(**{**batch, "logits_to_keep": torch.tensor([row], device=self.device)}).logits[0, 0].double()
 
     def probe(self) -> tuple[Tensor, Tensor]:
         """Two rows of ids that differ in the last alone."""

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import InputError, Refusal
+from clearhead.recording.self_test import TOLERANCE
 from clearhead.subjects.answers import Answered, Answering, first_units, followed, said_units
-from clearhead.subjects.base import How, Sample, base_model, device_of, register_subject
+from clearhead.subjects.base import How, Sample, base_model, device_of, register_subject, split_mapping
 from clearhead.subjects.text import TextSubject
 from clearhead.subjects.words import Tokens
+from clearhead.targets import Target
 from clearhead.units import Axis, Units
 
 
@@ -57,7 +59,52 @@ class Decoder(Answering, TextSubject):
         if strange:
             name = type(self.model).__name__
             raise InputError(f"{name} is explained by {', '.join(self.known)}: leave out {', '.join(strange)}")
-        return super()._given(raw, how)
+        samples = super()._given(raw, how)
+        if how.padding:
+            return samples
+        pairs = zip(split_mapping(self, raw), samples, strict=True)
+        return [self._matched(inputs, sample) for inputs, sample in pairs if isinstance(sample, Answered)]
+
+    def _matched(self, inputs: Mapping[str, Tensor], sample: Answered) -> Answered:
+        """Make the model compute the same logits for a sample as for the left-padded inputs that it was cut out of.
+
+        Padding in front of a prompt moves the positions of models that count them from the first column (GPT-2), and of
+        others not (rotary positions are relative, OPT counts by the mask). So both ways are computed and compared.
+
+        Args:
+            inputs: One row of the caller's model inputs, without batch axis.
+            sample: The same row without padding.
+
+        Returns:
+            The sample itself, or the sample with the `position_ids` that the model gives its tokens.
+
+        Raises:
+            InputError: If neither gives the logits that the model computes for the padded inputs.
+        """
+        mask = inputs.get("attention_mask")
+        start = 0 if mask is None else int(mask.nonzero()[0])
+        if not start:
+            return sample
+        assert mask is not None
+        if len(mask) > self.words.positions:
+            raise InputError(
+                f"{len(mask)} tokens, {start} of them padding in front, are more than the model takes "
+                f"({self.words.positions}): cut the padding off"
+            )
+        tolerance = TOLERANCE.get(self.dtype, 1e-4)
+        gap = self.padding_gap(inputs, sample, start)
+        if gap <= min(tolerance, TOLERANCE[torch.float32]):
+            return sample
+        if "position_ids" not in inputs and self.accepts("position_ids"):
+            positions = torch.arange(start, start + len(sample.units))
+            moved = replace(sample, inputs={**sample.inputs, "position_ids": positions}, counts_padding=True)
+            # half precision rounds as much as positions may change: the nearer of the two is taken
+            moved_gap = self.padding_gap(inputs, moved, start)
+            if moved_gap <= tolerance and not moved_gap >= gap:
+                return moved
+        if gap <= tolerance:
+            return sample
+        raise self.padding_error(start, gap)
 
     def _prompt(self, raw: Any, how: How) -> Answered:
         if isinstance(raw, str):
@@ -160,19 +207,31 @@ class Decoder(Answering, TextSubject):
     def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
         if not answer:
             return sample
-        strange = [name for name in sample.inputs if name != "input_ids"]
+        continued = {"input_ids", "position_ids"} if sample.counts_padding else {"input_ids"}
+        strange = [name for name in sample.inputs if name not in continued]
         if strange:
             raise InputError(f"an answer cannot be put after {', '.join(strange)}: give the prompt as input_ids alone")
         ids = torch.tensor(answer)
-        if len(sample.units) + len(ids) > self.words.positions:
+        start = int(sample.inputs["position_ids"][0]) if sample.counts_padding else 0
+        length = len(sample.units) + len(ids)
+        if start + length > self.words.positions:
             raise InputError(
-                f"prompt and answer have {len(sample.units)} + {len(ids)} tokens, more than the model takes "
+                f"prompt and answer have {start + len(sample.units)} + {len(ids)} tokens, more than the model takes "
                 f"({self.words.positions}): shorten one"
             )
         inputs = {"input_ids": torch.cat([sample.inputs["input_ids"], ids.to(sample.inputs["input_ids"])])}
+        if sample.counts_padding:
+            inputs["position_ids"] = torch.arange(start, start + length)
         marks = self._marks()
         units = followed(sample.units, said_units(self.words, answer, [one in marks for one in answer]))
         return replace(sample, inputs=inputs, axes={self.stream: Axis.of(units)}, answer=tuple(answer))
+
+    def completed(self, sample: Sample, target: Target) -> Sample:
+        """Generated words continue a prompt as `generate` does, which gives padding no positions in any model."""
+        if isinstance(sample, Answered) and sample.counts_padding and self._asked(sample, target):
+            inputs = {name: part for name, part in sample.inputs.items() if name != "position_ids"}
+            sample = replace(sample, inputs=inputs, counts_padding=False)
+        return super().completed(sample, target)
 
     def say(self, sample: Answered, count: int) -> Sequence[int]:
         if "input_ids" not in sample.inputs:

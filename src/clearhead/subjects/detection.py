@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal
+from clearhead.failures import is_machine_failure
 from clearhead.recording.returned import samples_points
 from clearhead.recording.scope import at_rest, hooks, lock_of
 from clearhead.subjects.base import Readout, Sample, base_model, register_subject
@@ -83,6 +84,8 @@ class Detector(ImageSubject):
             try:
                 output = self.model(pixel_values=given)
             except RuntimeError as problem:  # some take only sizes that halve often enough, or one size
+                if is_machine_failure(problem):
+                    raise
                 size = " × ".join(map(str, pixels.shape[1:]))
                 raise InputError(f"{name} cannot take a picture of {size} pixels ({problem})") from None
         logits, boxes = getattr(output, "logits", None), getattr(output, "pred_boxes", None)

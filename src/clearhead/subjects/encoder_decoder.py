@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.errors import InputError, Refusal
+from clearhead.recording.self_test import TOLERANCE
 from clearhead.subjects.answers import Answered, Answering, said_units
 from clearhead.subjects.base import How, Sample, base_model, register_subject, split_mapping
 from clearhead.subjects.words import Words, padded
@@ -219,8 +220,17 @@ class TextToText(EncoderDecoder):
         if prefix is None:
             return sample
         kept = part.get("decoder_attention_mask")
-        prefix = prefix if kept is None else prefix[kept != 0]
-        return replace(self.with_prefix(sample, prefix.tolist()), given=len(prefix) > 1)
+        if kept is None:
+            return replace(self.with_prefix(sample, prefix.tolist()), given=len(prefix) > 1)
+        seen_prefix = kept.nonzero().flatten().tolist()
+        if not seen_prefix or seen_prefix != list(range(seen_prefix[0], seen_prefix[-1] + 1)):
+            raise InputError("decoder_attention_mask may hide padding around decoder_input_ids, and nothing else")
+        start, prefix = seen_prefix[0], prefix[kept != 0]
+        sample = replace(self.with_prefix(sample, prefix.tolist()), given=len(prefix) > 1)
+        gap = self.padding_gap(part, sample, start) if start else 0.0
+        if not gap <= TOLERANCE.get(self.dtype, 1e-4):
+            raise self.padding_error(start, gap)
+        return sample
 
     @property
     def readers(self) -> dict[str, tuple[Any, str]]:
