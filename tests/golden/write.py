@@ -5,15 +5,24 @@ Do so only where behaviour is meant to change, and say in the commit which of it
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", MPLBACKEND="agg")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TRANSFORMERS_OFFLINE="1",
+    TRANSFORMERS_VERBOSITY="error",
+    MPLBACKEND="agg",
+)
 
 import torch
 import transformers
 
+from tests.golden.commands import describe_commands
+from tests.golden.outputs import compute_outputs
 from tests.golden.passes import compute_pass_counts
 from tests.golden.scores import GOLDEN_MODELS, compute_golden_scores
 from tests.golden.storage import GOLDEN_FOLDER, save_arrays, save_json
@@ -31,7 +40,18 @@ def write_passes(folder: Path) -> None:
     save_json(folder, "passes", compute_pass_counts())
 
 
-WRITERS: dict[str, Callable[[Path], None]] = {"scores": write_scores, "passes": write_passes}
+def write_commands(folder: Path) -> None:
+    """Write the commands with their options, and what each prints with --json."""
+    save_json(folder, "commands", describe_commands())
+    with tempfile.TemporaryDirectory() as workspace:
+        save_json(folder, "outputs", compute_outputs(Path(workspace)))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "scores": write_scores,
+    "passes": write_passes,
+    "commands": write_commands,
+}
 
 
 def main() -> None:
