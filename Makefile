@@ -14,7 +14,7 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_P
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-oldest test-gpu lint format bench bench-gpu known-answers leaderboard probes notebooks \
+.PHONY: help demo test test-slow test-oldest test-gpu golden lint format bench bench-gpu known-answers leaderboard probes notebooks \
 	docs architectures fresh lock clean setup
 
 help: ## this list
@@ -38,6 +38,9 @@ test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transforme
 test-gpu: .venv/.stamp ## the tests of what is a GPU's: Triton kernels, compiled, and torch's own
 	.venv/bin/python -m pytest -m gpu tests/recording/test_triton.py tests/recording/test_triton_backward.py \
 		tests/methods/test_lrp.py $(ARGS)
+
+golden: .venv/.stamp ## write the golden files of tests/golden, after a change of behaviour that is meant
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false .venv/bin/python -m tests.golden.write
 
 lint: .venv/.stamp ## ruff (rules and format) and mypy
 	.venv/bin/ruff check .
