@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,23 +12,28 @@ if TYPE_CHECKING:
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
 
 
-def made_anew(subject: str, seed: int = 0) -> "Results":
+def explained(subject: str, methods: "Iterable[str]", seed: int = 0) -> "Results":
+    """Every variant of these methods, one method at a time, by an explainer that was made for this."""
     from tests import models
     from tests.laws import cases
 
-    return models.explainer(subject).explain(models.inputs(subject), **cases.everything(subject), seed=seed)
+    ex, raws = models.explainer(subject), models.inputs(subject)
+    ex.explain(raws, method="position")  # the recorder is tested on the same inputs as that of `cases.explainer`
+    calls = [ex.explain(raws, **cases.explain_arguments(subject, [method]), seed=seed) for method in methods]
+    return {variant: explanations for results in calls for variant, explanations in results.items()}
 
 
-def save_all(folder: Path, made: "Callable[[str], Results]" = made_anew) -> None:
-    """One file for each subject, method and input."""
+def save_all(folder: Path, methods: "Iterable[str]", explain: "Callable[..., Results]" = explained) -> None:
+    """One file for each subject, variant of these methods, and input."""
     from tests.laws import cases
 
     folder.mkdir(parents=True)
     for subject in cases.SUBJECTS:
-        results = made(subject)
-        for place, (variant, explanations) in enumerate(results.items()):
+        applying = [method for method in methods if cases.applies(method, subject)]
+        for place, (variant, explanations) in enumerate(explain(subject, applying).items()):
             for i, e in enumerate(explanations):
-                e.save(folder / f"{subject.replace('/', '-')}.{place:03}.{variant.split('(')[0]}.{i}.safetensors")
+                method = variant.split("(")[0]
+                e.save(folder / f"{method}.{subject.replace('/', '-')}.{place:03}.{i}.safetensors")
 
 
 def save_again(folder: Path, into: Path) -> None:
@@ -40,6 +45,6 @@ def save_again(folder: Path, into: Path) -> None:
 
 
 if __name__ == "__main__":
-    given, mine, again = map(Path, sys.argv[1:])
-    save_all(mine)
-    save_again(given, again)
+    saved, folder, again = map(Path, sys.argv[1:4])
+    save_all(folder, sys.argv[4:])
+    save_again(saved, again)

@@ -1,6 +1,10 @@
-"""What the laws run over: every registered method with all its options, on every subject. Explainers are made once."""
+"""What the laws run over: every registered method with all its options, on every subject.
 
-from collections.abc import Collection, Iterable, Mapping
+Explanations are computed on demand, one method on one subject at a time, and kept: the laws of one method cost what
+this method costs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
@@ -73,15 +77,34 @@ def variants(name: str) -> tuple[Method, ...]:
     return tuple(found)
 
 
+def of_each_kind(subject: str) -> list[str]:
+    """One method of each kind that applies: the kind decides which passes run and how."""
+    by_kind: dict[str, str] = {}
+    for name in applying(subject):
+        by_kind.setdefault(REGISTRY[name].declaration.kind, name)
+    return list(by_kind.values())
+
+
 def with_few(names: Iterable[str]) -> list[Method]:
     """Methods by name, asked of a small budget where they have one."""
     return [Method(name, **BUDGETS.get(name, {})) for name in names]
 
 
-def everything(subject: str, without: Collection[str] = ()) -> dict[str, Any]:
-    """Every variant of every method that applies, with every head's share where a method has them."""
-    methods = [method for method in every_variant(subject) if method.name not in without]
-    return {"method": methods, "per": None if subject in WINDOWED else "head"}
+def applying(subject: str) -> list[str]:
+    """The methods that must work on this subject."""
+    return [name for name in METHODS if applies(name, subject)]
+
+
+def explain_arguments(subject: str, methods: Iterable[str]) -> dict[str, Any]:
+    """Arguments of `explain` for every variant of these methods, with scores per head where a method has them."""
+    asked = [variant for name in methods for variant in variants(name)]
+    has_heads = any(variant.declaration.has_head_shares for variant in asked)
+    return {"method": asked, "per": "head" if has_heads and subject not in WINDOWED else None}
+
+
+def everything(subject: str) -> dict[str, Any]:
+    """Every variant of every method that applies, in one call."""
+    return explain_arguments(subject, applying(subject))
 
 
 def applies(name: str, subject: str) -> bool:
@@ -108,37 +131,46 @@ def refusal_of(name: str, subject: str) -> str:
     return reason
 
 
-@cache
-def batched(subject: str, dtype: torch.dtype = torch.float64) -> Results:
-    """Every variant of every method, all inputs in one batch, in one pass."""
-    return explainer(subject, dtype).explain(models.inputs(subject), **everything(subject))
+def batched(subject: str, method: str, dtype: torch.dtype = torch.float64) -> Results:
+    """Every variant of one method, all inputs in one batch."""
+    return _batched(subject, method, dtype)
 
 
 @cache
-def single(subject: str, dtype: torch.dtype = torch.float64) -> Results:
+def _batched(subject: str, method: str, dtype: torch.dtype) -> Results:
+    return explainer(subject, dtype).explain(models.inputs(subject), **explain_arguments(subject, [method]))
+
+
+def single(subject: str, method: str, dtype: torch.dtype = torch.float64) -> Results:
     """The same, one input at a time."""
-    ex = explainer(subject, dtype)
-    one_by_one = [ex.explain(raw, **everything(subject)) for raw in models.inputs(subject)]
-    return {name: [part[name] for part in one_by_one] for name in one_by_one[0]}
-
-
-def size(e: Explanation, results: Results) -> float:
-    """The largest score that the method gives on the subject's inputs, whatever its options."""
-    name = e.provenance["method"]
-    return max(float(np.abs(one.scores).max()) for variant in variants(name) for one in results[str(variant)])
-
-
-def assert_all_alike(got: Mapping[str, list[Explanation]], subject: str, dtype: torch.dtype = torch.float64) -> None:
-    """Results for all inputs of a subject, in their order, are those of one input at a time."""
-    expected = single(subject, dtype)
-    for variant, explanations in got.items():
-        for e, alone in zip(explanations, expected[variant], strict=True):
-            assert_alike(e, alone, allowed(e.provenance["method"], subject, dtype), size(e, expected))
+    return _single(subject, method, dtype)
 
 
 @cache
-def every_variant(subject: str) -> list[Method]:
-    return [variant for name in METHODS if applies(name, subject) for variant in variants(name)]
+def _single(subject: str, method: str, dtype: torch.dtype) -> Results:
+    ex, arguments = explainer(subject, dtype), explain_arguments(subject, [method])
+    per_input = [ex.explain(raw, **arguments) for raw in models.inputs(subject)]
+    return {variant: [results[variant] for results in per_input] for variant in per_input[0]}
+
+
+def size(results: Results) -> float:
+    """The largest score that one method gives on the subject's inputs, whatever its options."""
+    return max(float(np.abs(e.scores).max()) for explanations in results.values() for e in explanations)
+
+
+def assert_all_alike(
+    got: Mapping[str, list[Explanation]],
+    subject: str,
+    dtype: torch.dtype = torch.float64,
+    reference: Callable[[str, str, torch.dtype], Results] = single,
+) -> None:
+    """Results for all inputs of a subject, in their order, are those of one input at a time (or of `reference`)."""
+    for variant, explanations in got.items():
+        method = explanations[0].provenance["method"]
+        expected = reference(subject, method, dtype)
+        within, largest = allowed(method, subject, dtype), size(expected)
+        for e, alone in zip(explanations, expected[variant], strict=True):
+            assert_alike(e, alone, within, largest)
 
 
 def model_inputs(subject: str, extra: int = 0) -> dict[str, torch.Tensor]:

@@ -13,9 +13,6 @@ from tests import models
 from tests.laws import cases
 from tests.methods import absent
 
-SUBJECTS = pytest.mark.parametrize("subject", cases.SUBJECTS)
-
-
 # Analytic models ------------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +75,7 @@ def rows_sum_to_one(method):
             continue
         within = 1e-6 if cases.tolerance(subject) > 1e-9 else 1e-12  # a softmax in float32 sums to one in float32
         for variant in cases.variants(method):
-            for e in cases.batched(subject)[str(variant)]:
+            for e in cases.batched(subject, method)[str(variant)]:
                 if e.matrix is not None:
                     assert np.abs(e.matrix.sum(1) - 1).max() <= within
                 else:
@@ -170,7 +167,7 @@ def exact_on_additive_games(method):
 def conserves_relevance(method):
     """What arrives at the words of a text is what the target started with: one."""
     for subject in cases.TEXT_SUBJECTS:
-        for e in cases.batched(subject)[method]:
+        for e in cases.batched(subject, method)[method]:
             assert abs(e.scores.sum() - 1) <= 1e-5
             assert np.abs(e.scores).max() > 0.01, "relevance is spread, not lost"
     ex = cases.explainer("bert/classify")
@@ -221,101 +218,111 @@ def test_the_checks_can_fail():
 # Everything else that a declaration says ------------------------------------------------------------------------------
 
 
-def able(subject, **declared):
-    return [
+def declaring(**declared):
+    """Parametrises a test by the methods that declare this."""
+    names = [
         name
         for name in cases.METHODS
-        if cases.applies(name, subject)
-        and all(getattr(REGISTRY[name].declaration, key) == value for key, value in declared.items())
+        if all(getattr(REGISTRY[name].declaration, key) == value for key, value in declared.items())
     ]
+    return pytest.mark.parametrize("method", names)
+
+
+def subjects_of(method):
+    return [subject for subject in cases.SUBJECTS if cases.applies(method, subject)]
 
 
 def other_label(subject, e):
     return (e.target["index"] + 1) % cases.explainer(subject).subject.model.config.num_labels
 
 
-@SUBJECTS
-def test_unsigned_scores_are_never_negative(subject):
-    for method in able(subject, signed=False):
-        own = [variant for variant in cases.variants(method) if variant.option("reduce") != "sum"]
-        for variant in own:
-            for e in cases.batched(subject)[str(variant)]:
+@declaring(signed=False)
+def test_unsigned_scores_are_never_negative(method):
+    unsigned = [variant for variant in cases.variants(method) if variant.option("reduce") != "sum"]
+    for subject in subjects_of(method):
+        for variant in unsigned:
+            for e in cases.batched(subject, method)[str(variant)]:
                 for part in (e.scores, e.matrix, e.per_layer, e.per_head):
-                    assert part is None or part.min() >= 0, f"{variant} is declared unsigned"
+                    assert part is None or part.min() >= 0, f"{variant} is declared unsigned, not so on {subject}"
 
 
-@SUBJECTS
-def test_methods_without_a_target_ignore_it(subject):
-    """And the others do not."""
-    raws, variants = models.inputs(subject), cases.every_variant(subject)
-    targets = [other_label(subject, e) for e in cases.batched(subject)["random"]]
-    other = cases.explainer(subject).explain(raws, method=variants, target=targets)
-    same = {
-        variant: all(map(_same_scores, cases.batched(subject)[str(variant)], other[str(variant)]))
-        for variant in variants
-    }
-    for method in able(subject, target="none"):
-        assert all(same[variant] for variant in cases.variants(method)), f"{method} is declared to need no target"
-    for method in able(subject, target="any"):
-        assert not all(same[variant] for variant in cases.variants(method)), f"{method} does not see its target"
+def ignores_target(method, subject):
+    """Whether another target gives exactly the same scores, with all options of a method."""
+    targets = [other_label(subject, e) for e in cases.batched(subject, "random")["random"]]
+    results = cases.batched(subject, method)
+    variants = list(cases.variants(method))
+    other = cases.explainer(subject).explain(models.inputs(subject), method=variants, target=targets)
+    return all(
+        np.array_equal(e.scores, other_e.scores)
+        for variant in other
+        for e, other_e in zip(results[variant], other[variant], strict=True)
+    )
 
 
-def _same_scores(one, other):
-    return np.array_equal(one.scores, other.scores)
+@declaring(target="none")
+def test_methods_without_a_target_ignore_it(method):
+    for subject in subjects_of(method):
+        assert ignores_target(method, subject), f"{method} is declared to need no target, but sees it on {subject}"
+
+
+@declaring(target="any")
+def test_methods_with_a_target_see_it(method):
+    for subject in subjects_of(method):
+        assert not ignores_target(method, subject), f"{method} does not see its target on {subject}"
 
 
 #: Relevance of a contrast starts with a sum of zero, which these keep: they refuse it (tests/methods/test_lrp.py).
 KEEP_SUMS = ("lrp", "transformer-attribution")
 
 
-@SUBJECTS
-def test_linear_in_the_target(subject):
-    """The scores of a contrast are the difference of the two targets' scores – and not so for the others."""
-    ex, raw = cases.explainer(subject), models.inputs(subject)[1]
-    methods = able(subject, target="any")
-    a = ex.explain(raw, method=methods)
-    label, other = a[methods[0]].target["index"], other_label(subject, a[methods[0]])
-    b = ex.explain(raw, method=methods, target=other)
-    methods = [method for method in methods if method not in KEEP_SUMS]
-    contrast = ex.explain(raw, method=methods, target=clearhead.Contrast(label, other))
-    for method in methods:
-        size = max(np.abs(a[method].scores).max(), np.abs(b[method].scores).max())
-        found = cases.gap(a[method].scores - b[method].scores, contrast[method].scores, size)
-        linear_ = REGISTRY[method].declaration.linear_in_target
-        # ModernBERT's and Swin's input × gradient is all rounding: a norm follows the embedding at once.
-        if linear_ and size > 1e-6:
-            assert found <= cases.allowed(method, subject), f"{method} is declared linear in the target"
-        assert a[method].provenance["linear_in_target"] == linear_
-
-
-@SUBJECTS
-def test_shares_add_up(subject):
-    """parts="contributions": heads add up to their layer, layers to the scores. "depths": the last is the scores."""
-    for method in able(subject):
-        parts = REGISTRY[method].declaration.parts
-        for variant in cases.variants(method):
-            for e in cases.batched(subject)[str(variant)]:
-                size = cases.size(e, cases.batched(subject))
-                if parts is None:
-                    assert e.per_layer is None and e.per_head is None
-                elif e.per_layer is not None:
-                    whole = e.per_layer.sum(0) if parts == "contributions" else e.per_layer[-1]
-                    assert cases.gap(whole, e.scores, size) <= 1e-12
-                if e.per_head is not None:
-                    assert cases.gap(e.per_head.sum(1), e.per_layer, size) <= 1e-12
-
-
-@SUBJECTS
-def test_the_read_out_row_of_the_matrix_is_the_scores(subject):
-    """rows="all" shows every row; the read-out of those rows is what one gets without it."""
-    for method in able(subject):
-        if "rows" not in REGISTRY[method].declaration.has:
+@declaring(target="any")
+def test_linear_in_the_target(method):
+    """The scores of a contrast are the difference of the two targets' scores, where a method declares it."""
+    is_linear = REGISTRY[method].declaration.linear_in_target
+    asked = cases.with_few([method])[0]
+    for subject in subjects_of(method):
+        ex, raw = cases.explainer(subject), models.inputs(subject)[1]
+        a = ex.explain(raw, method=asked)
+        assert a.provenance["linear_in_target"] == is_linear
+        if method in KEEP_SUMS:
             continue
-        for variant in (m for m in cases.variants(method) if m.option("rows") == "all"):
+        label, other = a.target["index"], other_label(subject, a)
+        b = ex.explain(raw, method=asked, target=other)
+        contrast = ex.explain(raw, method=asked, target=clearhead.Contrast(label, other))
+        size = max(np.abs(a.scores).max(), np.abs(b.scores).max())
+        difference = cases.gap(a.scores - b.scores, contrast.scores, size)
+        # ModernBERT's and Swin's input × gradient is all rounding: a norm follows the embedding at once.
+        if is_linear and size > 1e-6:
+            assert difference <= cases.allowed(method, subject), f"{method} is not linear in the target of {subject}"
+
+
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_shares_add_up(method):
+    """parts="contributions": heads add up to their layer, layers to the scores. "depths": the last is the scores."""
+    parts = REGISTRY[method].declaration.parts
+    for subject in subjects_of(method):
+        results = cases.batched(subject, method)
+        size = cases.size(results)
+        for e in (e for explanations in results.values() for e in explanations):
+            if parts is None:
+                assert e.per_layer is None and e.per_head is None
+            elif e.per_layer is not None:
+                whole = e.per_layer.sum(0) if parts == "contributions" else e.per_layer[-1]
+                assert cases.gap(whole, e.scores, size) <= 1e-12, subject
+            if e.per_head is not None:
+                assert cases.gap(e.per_head.sum(1), e.per_layer, size) <= 1e-12, subject
+
+
+@pytest.mark.parametrize("method", [name for name in cases.METHODS if "rows" in REGISTRY[name].declaration.has])
+def test_the_read_out_row_of_the_matrix_is_the_scores(method):
+    """rows="all" shows every row; the read-out of those rows is what one gets without it."""
+    with_rows = [variant for variant in cases.variants(method) if variant.option("rows") == "all"]
+    for subject in subjects_of(method):
+        for variant in with_rows:
             plain = clearhead.Method(method, **{k: v for k, v in variant.options if k != "rows"})
             alone = cases.explainer(subject).explain(models.inputs(subject), method=plain)
-            for every, one in zip(cases.batched(subject)[str(variant)], alone, strict=True):
-                assert cases.gap(every.scores, one.scores) <= cases.allowed(method, subject), variant
+            for every, one in zip(cases.batched(subject, method)[str(variant)], alone, strict=True):
+                assert cases.gap(every.scores, one.scores) <= cases.allowed(method, subject), (subject, variant)
 
 
 @pytest.mark.parametrize("name", cases.METHODS)

@@ -32,13 +32,7 @@ def made_by(kernel: str, variant: str) -> str:
 STREAMING = [name for name in cases.METHODS if REGISTRY[name].sweeps]
 VARIANTS = [variant for name in STREAMING for variant in cases.variants(name) if not whole(variant)]
 SUBJECTS = ("bert/classify", "modernbert/classify", "beit/image")
-
-
-def explained(subject: str, kernel: str, raws: list, dtype: torch.dtype = torch.float64, rows: int | None = None):
-    ex = models.explainer(subject, dtype)
-    ex.recorder.tile_rows = rows
-    methods = [variant for variant in VARIANTS if subject != "beit/image" or not by_row(variant)]
-    return ex.explain(raws, method=methods, kernel=kernel, per="head")
+EACH_METHOD = pytest.mark.parametrize("method", STREAMING)
 
 
 def by_row(variant: Method) -> bool:
@@ -46,53 +40,71 @@ def by_row(variant: Method) -> bool:
     return variant.declaration.kind == "path" and variant.option("rows") is None
 
 
+def streaming_variants(method: str, subject: str) -> list[Method]:
+    """The variants of a method that stream on this subject."""
+    variants = [variant for variant in VARIANTS if variant.name == method]
+    return [variant for variant in variants if subject != "beit/image" or not by_row(variant)]
+
+
+def explained(
+    subject: str, method: str, kernel: str, dtype: torch.dtype = torch.float64, rows: int | None = None, size: int = 3
+):
+    """Every variant of a method that streams on this subject, `size` inputs in a batch."""
+    ex = models.explainer(subject, dtype)
+    ex.recorder.tile_rows = rows
+    variants = streaming_variants(method, subject)
+    per = "head" if REGISTRY[method].declaration.has_head_shares else None
+    return ex.explain(models.inputs(subject), method=variants, kernel=kernel, per=per, batch_size=size)
+
+
 def test_which_methods_stream():
     families = {"generic", "grad-sam", "attcat", "attention-gradcam", "rollout", "attention"}
     assert set(STREAMING) >= families | {"tam", "beyond-intuition-token"}
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_batched_and_padded_streaming_is_materialised_one_by_one(subject):
-    raws = models.inputs(subject)
-    streamed = explained(subject, "streaming", raws, rows=3)
-    alone = [explained(subject, "materialised", [raw]) for raw in raws]
-    assert streamed.keys() == alone[0].keys()
+@pytest.mark.parametrize(
+    ("method", "subject"),
+    [(method, subject) for subject in SUBJECTS for method in STREAMING if streaming_variants(method, subject)],
+)
+def test_batched_and_padded_streaming_is_materialised_one_by_one(method, subject):
+    streamed = explained(subject, method, "streaming", rows=3)
+    alone = explained(subject, method, "materialised", size=1)
+    assert streamed.keys() == alone.keys()
     for variant, found in streamed.items():
-        expected = [one[variant][0] for one in alone]
-        size = max(abs(e.scores).max() for e in expected)
+        size = max(abs(e.scores).max() for e in alone[variant])
         within = 1e-5 if cases.tolerance(subject) > 1e-9 else 1e-9
-        for e, other in zip(found, expected, strict=True):
+        for e, other in zip(found, alone[variant], strict=True):
             assert e.certificate["kernel"] == "streaming: torch tiles"
             assert other.certificate["kernel"] == "materialised"
             cases.assert_alike(e, other, within, size)
 
 
+@EACH_METHOD
 @pytest.mark.parametrize(
     ("kernel", "dtype", "within"),
     [(WholeMaps(), torch.float64, 1e-9), (CachedTiles(), torch.float32, 1e-5)],
     ids=["whole maps", "cached tiles"],
 )
-def test_sums_made_at_once_are_those_of_tiles(kernel, dtype, within):
+def test_sums_made_at_once_are_those_of_tiles(method, kernel, dtype, within):
     """Every method on a kernel that makes sums, where they are enough, is what it is on tiles."""
     raws = models.inputs("bert/classify")
     ex = models.explainer("bert/classify", dtype)
     ex.recorder.kernel, ex.recorder.tile_rows = kernel, 5
-    for name in STREAMING:
-        methods = [variant for variant in VARIANTS if variant.name == name]
-        per = "head" if REGISTRY[name].declaration.has_head_shares else None
-        found = ex.explain(raws, method=methods, kernel="streaming", checkpoint=True, per=per)
-        expected = ex.explain(raws, method=methods, kernel="materialised", per=per)
-        for variant, parts in expected.items():
-            size = max(abs(e.scores).max() for e in parts)
-            for e, other in zip(found[variant], parts, strict=True):
-                assert e.certificate["kernel"] == f"streaming: {made_by(kernel.name, variant)}"
-                cases.assert_alike(e, other, within, size)
+    variants = [variant for variant in VARIANTS if variant.name == method]
+    per = "head" if REGISTRY[method].declaration.has_head_shares else None
+    found = ex.explain(raws, method=variants, kernel="streaming", checkpoint=True, per=per)
+    expected = ex.explain(raws, method=variants, kernel="materialised", per=per)
+    for variant, parts in expected.items():
+        size = max(abs(e.scores).max() for e in parts)
+        for e, other in zip(found[variant], parts, strict=True):
+            assert e.certificate["kernel"] == f"streaming: {made_by(kernel.name, variant)}"
+            cases.assert_alike(e, other, within, size)
 
 
-def test_in_float32():
-    raws = models.inputs("bert/classify")
-    streamed = explained("bert/classify", "streaming", raws, torch.float32, rows=5)
-    expected = explained("bert/classify", "materialised", raws, torch.float32)
+@EACH_METHOD
+def test_in_float32(method):
+    streamed = explained("bert/classify", method, "streaming", torch.float32, rows=5)
+    expected = explained("bert/classify", method, "materialised", torch.float32)
     for variant, found in streamed.items():
         size = max(abs(e.scores).max() for e in expected[variant])
         for e, other in zip(found, expected[variant], strict=True):

@@ -1,6 +1,7 @@
 """Law 2: the user's model is bit-identical before and after, hooks and flags included, also when a call raises."""
 
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -88,23 +89,38 @@ def test_a_snapshot_sees_changes():
         users.processor.backend_tokenizer.no_truncation()
 
 
+@cache
+def loaded(subject):
+    """A user's model and its explainer, for tests that take a snapshot of their own."""
+    users = Users(subject)
+    return users, clearhead.load(users.model, users.processor)
+
+
+@SUBJECTS
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_every_method(method, subject):
+    """Where it explains, and where it refuses. A method does not know which kernel the model runs with: sdpa alone."""
+    users, ex = loaded(subject)
+    users.before = users.now()
+    [asked] = cases.with_few([method])
+    if cases.applies(method, subject):
+        ex.explain(users.inputs[0], method=asked)
+    else:
+        with pytest.raises(clearhead.Refusal):
+            ex.explain(users.inputs[0], method=asked)
+    users.assert_untouched()
+
+
 @SUBJECTS
 @IMPLEMENTATIONS
 def test_every_public_call(subject, implementation):
+    """All methods in one call among them: they share passes, and the scores are those of each method alone."""
     users = Users(subject, implementation)
     ex = clearhead.load(users.model, users.processor)
     users.assert_untouched()
     ex.methods()
     users.assert_untouched()
-    able = [method for method in cases.METHODS if cases.applies(method, subject)]
-    # one by one for one of the two: a method does not know which kernel the model runs with
-    for method in cases.with_few(cases.METHODS) if implementation == "sdpa" else ():
-        if method.name in able:
-            ex.explain(users.inputs[0], method=method)
-        else:
-            with pytest.raises(clearhead.Refusal):
-                ex.explain(users.inputs[0], method=method)
-        users.assert_untouched()
+    able = cases.applying(subject)
     together = ex.explain(users.inputs, **cases.everything(subject), batch_size=2)
     users.assert_untouched()
     clearhead.compare(ex, users.inputs[0], methods=able[:2])
@@ -116,7 +132,7 @@ def test_every_public_call(subject, implementation):
     users.assert_untouched()
     assert users.heard, "the user's own hooks still run"
     # Training mode is suspended, not obeyed: neither dropout nor the user's hooks play a part in the scores.
-    cases.assert_all_alike(together, subject)
+    cases.assert_all_alike(together, subject, reference=cases.batched)
 
 
 @pytest.mark.parametrize("subject", cases.TEXT_SUBJECTS)
@@ -164,9 +180,8 @@ def test_a_target_that_raises(subject, error, implementation):
     def target(output):
         raise error("in the target")
 
-    able = [method for method in cases.METHODS if cases.applies(method, subject)]
     with pytest.raises(error, match="in the target"):
-        ex.explain(users.inputs, method=able, target=target)
+        ex.explain(users.inputs, method=cases.applying(subject), target=target)
     users.assert_untouched()
     with pytest.raises(error, match="in the target"):
         ex.record(users.inputs, ("input_gradient", "attention_gradient"), target=target)
@@ -180,7 +195,7 @@ def test_a_forward_that_raises(subject, error, when):
     """A hook of the user's own that raises in the second layer: in the self-test, and in a recorded pass."""
     users = Users(subject)
     ex = clearhead.load(users.model, users.processor)
-    able = cases.with_few(method for method in cases.METHODS if cases.applies(method, subject))
+    able = cases.with_few(cases.of_each_kind(subject))
     good = ex.explain(users.inputs[0], method=able) if when == "later" else None
 
     def fail(module, args, output):
@@ -188,8 +203,9 @@ def test_a_forward_that_raises(subject, error, when):
 
     users.before = users.now()
     with users.layers[1].register_forward_hook(fail):
-        with pytest.raises(error, match="in the second layer"):
-            ex.explain(users.inputs, method=able)
+        for asked in (*able, able):
+            with pytest.raises(error, match="in the second layer"):
+                ex.explain(users.inputs, method=asked)
         with pytest.raises(error, match="in the second layer"):
             ex.record(users.inputs, ("attention_gradient",))
         with pytest.raises(error, match="in the second layer"):

@@ -44,7 +44,7 @@ def test_explaining_inside_a_target():
 
     got = outer.explain(models.TEXTS[0], target=target)
     assert cases.gap(got.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores) <= 1e-9
-    assert cases.gap(inside[-1], cases.single("distilbert/classify")["generic"][1].scores) <= 1e-9
+    assert cases.gap(inside[-1], cases.single("distilbert/classify", "generic")["generic"][1].scores) <= 1e-9
 
 
 def test_explaining_the_same_model_inside_its_own_target():
@@ -56,7 +56,7 @@ def test_explaining_the_same_model_inside_its_own_target():
 
     got = ex.explain(models.TEXTS[0], target=target)
     assert cases.gap(got.scores, cases.explainer("bert/classify").explain(models.TEXTS[0], target=0).scores) <= 1e-9
-    assert cases.gap(inside[-1], cases.single("bert/classify")["generic"][1].scores) <= 1e-9
+    assert cases.gap(inside[-1], cases.single("bert/classify", "generic")["generic"][1].scores) <= 1e-9
 
 
 def test_autocast_around_the_first_use_changes_nothing():

@@ -91,8 +91,9 @@ def test_a_kept_tape_folded_by_hand_gives_the_same_scores(subject):
             if call.attention is not None:
                 reading.visit(call)
         scores = reading.finish(tape)[ex.subject.stream].scores[:, 0]
-        for i, e in enumerate(cases.batched(subject)[name]):
-            size = cases.size(e, cases.batched(subject))
+        results = cases.batched(subject, name)
+        size = cases.size(results)
+        for i, e in enumerate(results[name]):
             assert cases.gap(scores[i, : len(e)], e.scores, size) <= 1e-12, name
             assert not scores[i, len(e) :].any() or name == "position", "padding has no score"
 
