@@ -1,0 +1,188 @@
+"""The import contract: which package may import which, and that modules never import each other in a circle.
+
+Packages are those of the target architecture, given by the modules that belong to them. An import inside a function
+counts, one for type checkers alone does not. `import_violations.txt` lists what breaks the contract today; the list may
+only become shorter. `python tests/test_import_contract.py` prints what it should hold.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import clearhead
+
+SOURCES = Path(__file__).parents[1] / "src"
+KNOWN_VIOLATIONS = Path(__file__).with_name("import_violations.txt")
+
+#: Target package → the modules of it, by how their names begin (after `clearhead.`); the longest beginning counts.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "errors": ("errors",),
+    "units": ("units",),
+    "targets": ("targets",),
+    "stats": ("bench.statistics",),
+    "files": ("files",),
+    "explanation": ("explanation", "joint", "comparison", "aggregation", "checking", "shown", "areas", "masks"),
+    "capture": ("recording",),
+    "interventions": ("recording.patch", "recording.zeroing", "recording.last_row"),
+    "backward_rules": ("rules",),
+    "perturbation": (
+        *("subjects.hiding", "subjects.hidden_patches", "subjects.hidden_words"),
+        *("subjects.hierarchy", "subjects.players", "fills"),
+    ),
+    "methods": ("methods",),
+    "profiles": ("profiles",),
+    "adapters": ("subjects",),
+    "engine": ("explainer", "examined", "applying", "plan", "results", "passes", "kernels", "budget", "baselines"),
+    "render": ("show",),
+    "bench": ("bench",),
+    "probes": ("probes",),
+    "concepts": ("concepts",),
+    "studies": ("bias", "lecturing"),
+    "web": ("web",),
+    "cli": ("cli",),
+}
+_BASE = ("errors", "units", "targets", "stats", "files")
+_CLIENTS = ("bench", "probes", "concepts", "studies", "web", "cli")
+_INTERNAL = (
+    *("capture", "interventions", "backward_rules", "perturbation", "methods", "profiles", "adapters", "engine"),
+)
+#: Package → the packages that it must not import. Public names (`clearhead.__all__`) may be imported by clients.
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "errors": tuple(name for name in PACKAGES if name != "errors"),
+    **{name: tuple(set(PACKAGES) - {"errors", name}) for name in _BASE[1:]},
+    "explanation": tuple(set(PACKAGES) - {*_BASE, "explanation"}),
+    "capture": tuple(set(PACKAGES) - {"errors", "capture"}),
+    "interventions": tuple(set(PACKAGES) - {"errors", "capture", "interventions"}),
+    "backward_rules": tuple(set(PACKAGES) - {"errors", "capture", "backward_rules"}),
+    "perturbation": ("adapters", "engine", "profiles", "render", *_CLIENTS),
+    "methods": ("adapters", "engine", "profiles", "explanation", "render", *_CLIENTS),
+    "profiles": ("adapters", "engine", "explanation", "render", *_CLIENTS),
+    "adapters": ("engine", "profiles", "explanation", "render", *_CLIENTS),
+    "engine": ("render", *_CLIENTS),
+    "render": (*_INTERNAL, *_CLIENTS),
+    **dict.fromkeys(_CLIENTS, _INTERNAL),
+}
+
+
+@cache
+def find_modules() -> dict[str, Path]:
+    """Return the files of all modules by name."""
+    modules = {}
+    for path in sorted((SOURCES / "clearhead").rglob("*.py")):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def find_package(module: str) -> str | None:
+    """Return the target package of a module."""
+    name = module.removeprefix("clearhead.") + "."
+    by_prefix = {prefix: package for package, prefixes in PACKAGES.items() for prefix in prefixes}
+    matches = [prefix for prefix in by_prefix if name.startswith(f"{prefix}.")]
+    return by_prefix[max(matches, key=len)] if matches else None
+
+
+def find_imports(statements: list[ast.stmt], at_import_time: bool = True) -> Iterator[tuple[str, str, bool]]:
+    """Yield the modules that statements import, the name taken from them, and whether that runs with the module."""
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            yield from ((alias.name, "", at_import_time) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.module and not statement.level, "relative imports are not followed here"
+            for alias in statement.names:
+                module = f"{statement.module}.{alias.name}"
+                if module in find_modules():
+                    yield module, "", at_import_time
+                else:
+                    yield statement.module, alias.name, at_import_time
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from find_imports(statement.orelse, at_import_time)
+        else:
+            runs_later = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from find_imports(getattr(statement, inner, []), at_import_time and not runs_later)
+
+
+@cache
+def find_edges() -> tuple[tuple[str, str, str, bool], ...]:
+    """Return all imports inside clearhead: importing and imported module, name, and whether it is at import time."""
+    return tuple(
+        (importer, imported, name, at_import_time)
+        for importer, path in find_modules().items()
+        for imported, name, at_import_time in find_imports(ast.parse(path.read_text(encoding="utf-8")).body)
+        if imported.split(".")[0] == "clearhead"
+    )
+
+
+def find_violations() -> set[str]:
+    """Return the imports that the contract forbids."""
+    return {
+        f"{importer} -> {imported}"
+        for importer, imported, name, _ in find_edges()
+        if find_package(imported) in FORBIDDEN.get(find_package(importer) or "", ())
+        and not (find_package(importer) in _CLIENTS and name in clearhead.__all__)
+    }
+
+
+def find_cycles() -> set[str]:
+    """Return, for each set of modules that need each other to be imported, their names.
+
+    To import a module is to import the packages that it is in, too.
+    """
+    needs: dict[str, set[str]] = {module: set() for module in find_modules()}
+    for importer, imported, _, at_import_time in find_edges():
+        parts = imported.split(".")
+        for stop in range(1, len(parts) + 1):
+            module = ".".join(parts[:stop])
+            if at_import_time and module in needs and not f"{importer}.".startswith(f"{module}."):
+                needs[importer].add(module)
+    for _ in range(len(needs).bit_length()):  # paths of twice the length each time
+        needs = {module: found.union(*(needs[other] for other in found)) for module, found in needs.items()}
+    together = {module: {other for other in found if module in needs[other]} for module, found in needs.items()}
+    return {"cycle: " + ", ".join(sorted(modules)) for module, modules in together.items() if module in modules}
+
+
+def test_imports_break_the_contract_only_where_known() -> None:
+    known = set(KNOWN_VIOLATIONS.read_text(encoding="utf-8").splitlines())
+    violations = find_violations() | find_cycles()
+    assert not violations - known, "\n".join(["new violations of the import contract:", *sorted(violations - known)])
+    gone = known - violations
+    assert not gone, "\n".join([f"remove these lines from {KNOWN_VIOLATIONS.name}, they are fixed:", *sorted(gone)])
+
+
+def test_every_module_of_a_package_with_a_rule_exists() -> None:
+    modules = {f"{module.removeprefix('clearhead.')}." for module in find_modules()}
+    for prefixes in PACKAGES.values():
+        for prefix in prefixes:
+            assert any(module.startswith(f"{prefix}.") for module in modules), f"there is no module {prefix}"
+
+
+def test_the_longest_prefix_decides_on_the_package() -> None:
+    modules = ("clearhead.recording.patch", "clearhead.recording.tape", "clearhead.unitsize", "clearhead")
+    assert [find_package(module) for module in modules] == ["interventions", "capture", None, None]
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = """
+import a
+if TYPE_CHECKING:
+    import b
+else:
+    from clearhead import errors
+def function():
+    try:
+        import c
+    except ImportError:
+        from d import e
+"""
+    assert list(find_imports(ast.parse(source).body)) == [
+        ("a", "", True),
+        ("clearhead.errors", "", True),
+        ("c", "", False),
+        ("d", "e", False),
+    ]
+
+
+if __name__ == "__main__":
+    print("\n".join(sorted(find_violations() | find_cycles())))
