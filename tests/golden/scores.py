@@ -84,18 +84,25 @@ PROFILES: dict[str, dict[str, tuple[str, ...]]] = {
     "vit-12-layers": {
         "bi_ga": ("generic",),
         "bi_vit_c": ("beyond-intuition-token", *_BI_METHODS),
+        "bi_vit_c_depth_scaled": ("beyond-intuition-token",),
         "bi_vit_h": ("beyond-intuition-head", *_BI_METHODS),
+        "bi_vit_h_depth_scaled": ("beyond-intuition-head",),
         "idl_bt": ("beyond-intuition-head", "beyond-intuition-token"),
         "idl_ga": ("generic",),
         "mm_vit": ("generic",),
         "tam": ("tam",),
+        "tam_depth_scaled": ("tam",),
         "te_vit_eval": (*_BI_METHODS, "lrp"),
         "te_vit_notebook": ("transformer-attribution",),
     },
     "beit-12-layers": {
         "bi_vit_mae": ("beyond-intuition-head", "beyond-intuition-token", "generic", *_BI_METHODS),
+        "bi_vit_mae_depth_scaled": ("beyond-intuition-head", "beyond-intuition-token"),
     },
-    "dinov2-12-layers": {"bi_vit_dino": ("beyond-intuition-head", "beyond-intuition-token")},
+    "dinov2-12-layers": {
+        "bi_vit_dino": ("beyond-intuition-head", "beyond-intuition-token"),
+        "bi_vit_dino_depth_scaled": ("beyond-intuition-head", "beyond-intuition-token"),
+    },
     "clip": {
         "bi_clip_c": ("beyond-intuition-token", "generic", *_PREFIXED),
         "bi_clip_h": ("beyond-intuition-head", "generic", *_PREFIXED),
