@@ -27,7 +27,7 @@ test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
 	@scripts/chromium.sh
 	$(call PYTEST,.venv,)
 
-test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures
+test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures, accuracy of the zoo
 	@scripts/chromium.sh
 	$(call PYTEST,.venv,-m slow --dist load)
 

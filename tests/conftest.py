@@ -1,5 +1,6 @@
 """Nothing is downloaded in a test, and every test starts from the same random numbers."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -26,10 +27,7 @@ def pytest_collection_finish() -> None:
     """Garbage is collected while tests run, but not looked for among what exists by now."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # C++ bindings report what still exists when the interpreter exits as leaked
+    atexit.register(gc.unfreeze)  # C++ bindings report what the interpreter cannot collect at the end as leaked
 
 
 @pytest.fixture(autouse=True)

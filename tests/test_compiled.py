@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+import transformers
 
 import clearhead
 from tests.laws import snapshot
@@ -16,7 +16,9 @@ compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile
 def bert():
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**shape, vocab_size=40, initializer_range=0.3)).eval()
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**shape, vocab_size=40, initializer_range=0.3)
+    ).eval()
 
 
 @compiler

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,26 @@ def made(scores: Any, **more: Any) -> Explanation:
     return Explanation(numbered(len(scores), "text", names), scores, "m", target, {}, **more)
 
 
+#: The names of what `results` gives.
+SHAPES = (
+    "text",
+    "pair",
+    "words",
+    "matrix",
+    "sentences",
+    "callable",
+    "difference",
+    "regression",
+    "multi",
+    "masked",
+    "ids",
+    "image",
+    "heads",
+    "dropped",
+)
+
+
+@cache
 def results() -> dict[str, Explanation]:
     """One of every shape that a result can have."""
     text, image = explainer("bert/classify", torch.float32), explainer("vit/image", torch.float32)
@@ -50,24 +71,22 @@ def results() -> dict[str, Explanation]:
         "heads": image.explain(picture, "generic", per="head"),
     }
     every["dropped"] = replace(every["text"], scores=np.where(np.arange(len(every["text"])) == 1, np.nan, 1.0))
+    assert tuple(every) == SHAPES
     return every
 
 
-RESULTS = results()
-
-
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_json_form_follows_the_schema_and_comes_back(name: str) -> None:
-    e = RESULTS[name]
+    e = results()[name]
     text = json.dumps(e.to_dict(), allow_nan=False)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
     assert clearhead.from_dict(json.loads(text)) == replace(e, picture=None)
     assert np.array_equal(clearhead.from_dict(json.loads(text)).scores, e.scores, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_file_comes_back(name: str, tmp_path: Path) -> None:
-    e = RESULTS[name]
+    e = results()[name]
     back = clearhead.open_explanation(e.save(tmp_path / "e.safetensors"))
     assert back == e and back.units == e.units
     for part in ("scores", "matrix", "per_layer", "per_head", "picture"):
@@ -90,14 +109,14 @@ def test_schema_describes_every_field() -> None:
     described(SCHEMA, "")
     for name, part in SCHEMA["$defs"].items():
         described(part, f"{name}.")
-    e = RESULTS["heads"].to_dict()  # what a result really holds is described, in the open objects, too
+    e = results()["heads"].to_dict()  # what a result really holds is described, in the open objects, too
     for part in ("certificate", "provenance"):
         assert set(e[part]) <= set(SCHEMA["$defs"][part]["properties"])
-    assert set(RESULTS["text"].to_dict()["provenance"]) <= set(SCHEMA["$defs"]["provenance"]["properties"])
+    assert set(results()["text"].to_dict()["provenance"]) <= set(SCHEMA["$defs"]["provenance"]["properties"])
 
 
 def test_a_wrong_form_is_noticed() -> None:
-    good = RESULTS["text"].to_dict()
+    good = results()["text"].to_dict()
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**good, "scores": ["a"]}, SCHEMA)
     with pytest.raises(InputError, match="newer clearhead"):
@@ -123,11 +142,11 @@ def test_files_that_are_no_explanations(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             clearhead.open_explanation(tmp_path / name)
     with pytest.raises(InputError, match="newer clearhead"):
-        from_parts({**RESULTS["text"].to_dict(), "version": 9}, {})
+        from_parts({**results()["text"].to_dict(), "version": 9}, {})
 
 
 def test_what_a_result_holds() -> None:
-    e = RESULTS["text"]
+    e = results()["text"]
     assert e.stream == "text" and e.tokens == list(e.units.names) and len(e) == len(e.scores) and e["text"] is e
     assert e.base_value is None
     top = e.prediction["top"]
@@ -143,12 +162,12 @@ def test_what_a_result_holds() -> None:
     assert e.certificate["readout"] == "first" and e.certificate["readout_checked"]
     assert e.provenance["method"] == "generic" and list(e.provenance["options"]["layers"]) == [-2, None]
     assert len(explainer("bert/classify", num_labels=9).explain(TEXTS[0]).prediction["top"]) == 5
-    multi = [line["probability"] for line in RESULTS["multi"].prediction["top"]]
+    multi = [line["probability"] for line in results()["multi"].prediction["top"]]
     assert sum(multi) != pytest.approx(1)
-    assert "probability" not in RESULTS["regression"].prediction and "value" in RESULTS["regression"].prediction
+    assert "probability" not in results()["regression"].prediction and "value" in results()["regression"].prediction
     with pytest.raises(InputError, match="unknown stream 'image'"):
         e["image"]
-    assert "9 tokens" in repr(made(range(9))) and "17 patches" in repr(RESULTS["image"])
+    assert "9 tokens" in repr(made(range(9))) and "17 patches" in repr(results()["image"])
 
 
 def test_top_keeps_ties_in_order_and_leaves_special_units_out() -> None:
@@ -268,7 +287,7 @@ def test_only_what_json_knows_is_written() -> None:
 
 
 def test_heat_map_of_a_picture() -> None:
-    e = RESULTS["heads"]
+    e = results()["heads"]
     assert e.heat_map().shape == e.units.grid
     assert e.heat_map()[1, 2] == e.scores[e.tokens.index("1,2")]
     with pytest.raises(InputError, match="no grid"):
@@ -328,7 +347,7 @@ DAMAGES: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize(("name", "path", "value"), DAMAGES)
 def test_damage_is_noticed_at_the_border(name: str, path: str, value: Any) -> None:
     with pytest.raises(InputError) as said:
-        clearhead.from_dict(_damaged(RESULTS[name].to_dict(), path, value))
+        clearhead.from_dict(_damaged(results()[name].to_dict(), path, value))
     assert "\n" not in str(said.value)
 
 

@@ -30,6 +30,17 @@ def test_no_model_code_is_imported_until_needed() -> None:
     assert in_a_new_process(code).split() == ["[]", "[]"]
 
 
+def test_transformers_model_code_is_imported_with_the_first_model() -> None:
+    """It takes two seconds, which tables of methods, help texts and the collection of tests do without."""
+    code = (
+        "import sys, clearhead; clearhead.load; clearhead.Explainer; clearhead.Method\n"
+        "from clearhead.methods import REGISTRY; import clearhead.bench, clearhead.probes, clearhead.concepts\n"
+        "names = ('transformers.modeling_utils', 'transformers.masking_utils', 'scipy.stats')\n"
+        "print(len(REGISTRY) > 30, [name for name in names if name in sys.modules])"
+    )
+    assert in_a_new_process(code).strip() == "True []"
+
+
 def test_import_takes_no_longer_than_what_it_needs() -> None:
     clock = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
     light = float(in_a_new_process(clock.format("import clearhead")))

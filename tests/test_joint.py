@@ -13,18 +13,22 @@ from referencing import Registry, Resource
 import clearhead
 from clearhead import Explanation, InputError, JointExplanation
 from tests import dual_models, joint_models
-from tests.show.streams import TEXT, bart, decoder, every, picture
+from tests.show.streams import KINDS, TEXT, bart, decoder, every, picture
 
 SCHEMAS = {
     file: json.loads((files("clearhead") / f"{file}.schema.json").read_text("utf-8"))
     for file in ("explanation", "joint_explanation")
 }
-RESULTS = every()
-JOINT = {kind: e for kind, e in RESULTS.items() if isinstance(e, JointExplanation)}
 
 
 def clip() -> clearhead.Explainer:
     return dual_models.explainer("clip")
+
+
+def joint(kind: str) -> JointExplanation:
+    explanation = every()[kind]
+    assert isinstance(explanation, JointExplanation)
+    return explanation
 
 
 def validator(kind: str) -> jsonschema.Draft202012Validator:
@@ -35,19 +39,20 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 
 class TestForms:
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_the_json_form_follows_the_schema_and_comes_back(self, kind: str) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         form = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
-        validator("joint_explanation" if kind in JOINT else "explanation").validate(form)
+        is_joint = isinstance(explanation, JointExplanation)
+        validator("joint_explanation" if is_joint else "explanation").validate(form)
         again = clearhead.from_dict(form)
         assert type(again) is type(explanation) and again.streams == explanation.streams
         for stream, part in explanation.parts.items():
             assert again[stream].to_dict() == part.to_dict()
 
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_the_file_comes_back(self, kind: str, tmp_path: Path) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         again = clearhead.open_explanation(explanation.save(tmp_path / "e.safetensors"))
         assert again == explanation and repr(again) == repr(explanation)
         assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
@@ -58,7 +63,7 @@ class TestForms:
         assert all(part.get("description") for part in SCHEMAS["joint_explanation"]["properties"].values())
 
     def test_a_wrong_form_is_noticed(self) -> None:
-        good = JOINT["text and picture"].to_dict()
+        good = joint("text and picture").to_dict()
         text, image = good["parts"]["text"], good["parts"]["image"]
         with pytest.raises(InputError, match="newer clearhead"):
             clearhead.from_dict({**good, "version": 2})
@@ -84,13 +89,13 @@ class TestForms:
         ],
     )
     def test_damaged_steps_are_noticed(self, wrong: dict[str, Any]) -> None:
-        form = JOINT["objects"]["image"].to_dict()
+        form = joint("objects")["image"].to_dict()
         assert len(form["steps"]) == 5
         with pytest.raises(InputError, match="damaged"):
             clearhead.from_dict({**form, "target": {**form["target"], **wrong}})
 
     def test_a_file_of_one_stream_and_of_several_do_not_mix(self, tmp_path: Path) -> None:
-        both = JOINT["text and picture"]
+        both = joint("text and picture")
         form = both.to_dict()["parts"]["text"]
         assert isinstance(clearhead.from_dict(form), Explanation)
         with pytest.raises(InputError, match="not an explanation that clearhead wrote"):
@@ -99,7 +104,7 @@ class TestForms:
 
 class TestParts:
     def test_streams_by_name(self) -> None:
-        both = JOINT["text and picture"]
+        both = joint("text and picture")
         assert both.streams == ("text", "image") and [part.stream for part in both] == ["text", "image"]
         assert both["image"].picture is both.picture and both.parts["text"] is both["text"]
         with pytest.raises(InputError, match="unknown stream 'audio'"):
@@ -107,18 +112,18 @@ class TestParts:
         for name in ("scores", "units", "matrix", "heat_map"):
             with pytest.raises(InputError, match=rf"say e\['text'\]\.{name} or e\['image'\]\.{name}"):
                 getattr(both, name)
-        one = RESULTS["sound"]
+        one = every()["sound"]
         assert list(one.parts) == ["audio"] and one.parts["audio"] is one
 
     def test_words_and_sentences_of_the_texts_alone(self) -> None:
-        both = JOINT["text and picture"]
+        both = joint("text and picture")
         assert both.words()["text"].units.kind == "word" and both.words()["image"] is both["image"]
         assert both.sentences()["text"].units.kind == "sentence" and len(both.sentences()["text"].top(9)) == 1
         with pytest.raises(InputError, match="frames, not words"):
-            RESULTS["sound"].words()
+            every()["sound"].words()
 
     def test_one_of_several_steps(self) -> None:
-        objects = JOINT["objects"]
+        objects = joint("objects")
         third = objects.step(2)
         assert third.steps is None and third.target == objects.target["steps"][2]
         for stream, part in objects.parts.items():
@@ -147,13 +152,13 @@ class TestMany:
         assert np.shape(form["agreement"]["values"]["image"]) == (2, 2)
         alone = clearhead.Comparison({name: found[name]["text"] for name in methods})
         assert alone.agreement == pytest.approx(found.agreements["text"])
-        detector = {"a": RESULTS["objects"], "b": RESULTS["objects"]}
+        detector = {"a": every()["objects"], "b": every()["objects"]}
         assert list(clearhead.Comparison(detector).agreements) == ["image"]  # queries are no input
         with pytest.raises(InputError, match="hold several"):
             clearhead.compare(clip(), methods=methods, text=[TEXT, "So boring!"], image=picture())
 
     def test_aggregation(self) -> None:
-        both = JOINT["text and picture"]
+        both = joint("text and picture")
         words = clearhead.aggregate([both, both], by="word")
         assert {name: count for name, _, count in words.rows}["movie"] == 2
         kept = [part.scores[part.units.drop_special()].sum() for part in both]
@@ -161,12 +166,12 @@ class TestMany:
         places = {name for name, _, _ in clearhead.aggregate([both], by="position").rows}
         assert {"text 1", "image 1"} <= places and "1" not in places
         with pytest.raises(InputError, match="patches, not words"):
-            clearhead.aggregate([RESULTS["one object"]], by="word")
+            clearhead.aggregate([every()["one object"]], by="word")
 
     def test_a_data_frame(self) -> None:
-        both = JOINT["text and picture"]
-        frame = clearhead.to_frame([both, RESULTS["continuation"]])
-        assert len(frame) == len(both) + len(RESULTS["continuation"])
+        both = joint("text and picture")
+        frame = clearhead.to_frame([both, every()["continuation"]])
+        assert len(frame) == len(both) + len(every()["continuation"])
         assert frame.groupby("stream").size().to_dict().keys() == {"text", "image"}
 
 

@@ -101,7 +101,7 @@ def classes() -> list[tuple[str, str]]:
     for head, mapping in HEADS_OF.items():
         for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).values():
             found.setdefault(names if isinstance(names, str) else names[0], head)
-    for name in dir(transformers):
+    for name in transformers.__all__:
         if kind_of([name]) is not None and not name.startswith(("AutoModel", "DataCollator")):
             found.setdefault(name, "bare model" if name.endswith("Model") else f"`{name}`")
     return sorted(found.items())

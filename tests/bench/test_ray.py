@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from clearhead.bench.working import Worker
 from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 
-pytest.importorskip("pyarrow")
-ray = pytest.importorskip("ray")
+needed = ("pyarrow", "ray")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, needed)), reason=f"{' and '.join(needed)} are not installed")
 
 JOB = Job("zoo:logic", "known:logic", ("saliency",), ("truth", "perturb-text"), {}, limit=24, chunk=2)
 MEASURING = b"ray::MapWorker(Map(Keeper)).submit"
@@ -66,6 +67,8 @@ class Killer:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers in /proc")
 def test_one_of_two_workers_is_killed_and_the_store_is_that_of_a_local_run(tmp_path: Path) -> None:
+    import ray
+
     pytest.importorskip("clearhead_zoo")
     Run(JOB, tmp_path / "local")()
     killer = Killer()

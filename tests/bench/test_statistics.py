@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from clearhead.bench.protocol import Measurement
 from clearhead.bench.statistics import band, differences, examples_needed, holm, interval, paired, ranks, signed_rank
@@ -60,10 +60,10 @@ def test_pairs_are_tested_as_scipy_does_and_the_effect_is_in_standard_deviations
     a = rng.normal(size=60)
     b = a + rng.normal(0.4, 0.5, size=60)
     own, p, effect = paired(a, b)
-    assert p == pytest.approx(stats.wilcoxon(a, b, zero_method="pratt", correction=True, method="approx").pvalue)
+    assert p == pytest.approx(scipy.stats.wilcoxon(a, b, zero_method="pratt", correction=True, method="approx").pvalue)
     assert effect == pytest.approx((a - b).mean() / (a - b).std(ddof=1)) and effect < 0
     assert len(own) == 60
-    assert paired(a[:20], b[:20])[1] == pytest.approx(stats.wilcoxon(a[:20], b[:20], method="exact").pvalue)
+    assert paired(a[:20], b[:20])[1] == pytest.approx(scipy.stats.wilcoxon(a[:20], b[:20], method="exact").pvalue)
     assert paired(a, a)[1:] == (1.0, 0.0)
     shared = b.copy()
     shared[:10] = np.nan
@@ -97,7 +97,7 @@ def test_differences_that_are_equal_but_for_the_last_digits_are_ties(times: int,
 
 def test_the_normal_approximation_of_few_is_too_careful_and_with_zeros_too_bold() -> None:
     def approximate(given: np.ndarray) -> float:
-        return float(stats.wilcoxon(given, zero_method="pratt", correction=True, method="approx").pvalue)
+        return float(scipy.stats.wilcoxon(given, zero_method="pratt", correction=True, method="approx").pvalue)
 
     agree, zeros = np.arange(1.0, 19), np.repeat([0.0, 1.0], 5)
     assert signed_rank(agree) == pytest.approx(2 / 2**18) and approximate(agree) > 1e-4
@@ -116,7 +116,7 @@ def test_so_many_more_examples_would_separate_them() -> None:
     needed = examples_needed(0.4)
     assert needed is not None
     rng = np.random.default_rng(2)
-    found = [stats.ttest_1samp(rng.normal(0.4, 1.0, size=needed), 0).pvalue < 0.05 for _ in range(500)]
+    found = [scipy.stats.ttest_1samp(rng.normal(0.4, 1.0, size=needed), 0).pvalue < 0.05 for _ in range(500)]
     assert 0.74 < np.mean(found) < 0.87
     a = rng.normal(size=12)
     (one,) = differences({"a": a, "b": a + rng.normal(0.2, 1.0, size=12)})

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
 
 from clearhead.bias.code import Measured
 from clearhead.bias.detector import auroc, detect
@@ -34,6 +33,8 @@ def measured(n=160, planted=0.0, seed=0):
 
 
 def test_area_as_scikit_learn_has_it():
+    from sklearn.metrics import roc_auc_score
+
     rng = np.random.default_rng(1)
     scores, wrong = rng.integers(5, size=50) / 5, rng.random(50) < 0.4
     assert auroc(scores, wrong) == pytest.approx(roc_auc_score(wrong, scores))

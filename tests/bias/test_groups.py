@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from clearhead.bench.statistics import interval
 from clearhead.bias.groups import benjamini_hochberg, changes, cliffs_delta, differences
@@ -91,10 +91,10 @@ def test_intervals_draw_functions_whole():
 
 def test_corrected_as_scipy_corrects():
     p = np.random.default_rng(2).uniform(size=(4, 5)) ** 2
-    np.testing.assert_allclose(benjamini_hochberg(p).ravel(), stats.false_discovery_control(p.ravel()))
+    np.testing.assert_allclose(benjamini_hochberg(p).ravel(), scipy.stats.false_discovery_control(p.ravel()))
     holes = np.where(p < 0.1, np.nan, p)
     kept = ~np.isnan(holes)
-    np.testing.assert_allclose(benjamini_hochberg(holes)[kept], stats.false_discovery_control(holes[kept]))
+    np.testing.assert_allclose(benjamini_hochberg(holes)[kept], scipy.stats.false_discovery_control(holes[kept]))
 
 
 def test_delta_by_counting_pairs():
@@ -166,10 +166,12 @@ def test_why_no_input_is_dropped_for_being_far_from_the_mean():
     values, first = rng.lognormal(size=(600, 24)), np.arange(600) < 480
 
     def kept(column):
-        reach = stats.t.ppf(0.975, len(column) - 1) * stats.sem(column)
+        reach = scipy.stats.t.ppf(0.975, len(column) - 1) * scipy.stats.sem(column)
         return column[np.abs(column - column.mean()) < reach]
 
     groups = [(kept(column[first]), kept(column[~first])) for column in values.T]
-    filtered = [stats.ttest_ind(one, other).pvalue < 0.05 for one, other in groups if min(len(one), len(other)) > 1]
+    filtered = [
+        scipy.stats.ttest_ind(one, other).pvalue < 0.05 for one, other in groups if min(len(one), len(other)) > 1
+    ]
     assert np.mean(filtered) > 0.5
     assert not differences(values, first, permutations=2000).found.any()

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests import dual_models, joint_models, models
 from tests.methods import twins
 from tests.replicas.flow import graph, max_flow
 
-pytest.importorskip("igraph")
+pytestmark = pytest.mark.skipif(find_spec("igraph") is None, reason="igraph is not installed")
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask", "vit/image", "beit/image"])

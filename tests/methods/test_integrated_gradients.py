@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from captum.attr import IntegratedGradients
 
 import clearhead
 from clearhead import Method
@@ -52,6 +51,8 @@ def test_rules_and_reductions(rule: str, reduce: str) -> None:
 @pytest.mark.parametrize("subject", ["bert/classify", "vit/image"])
 def test_equals_captum(subject: str, rule: str) -> None:
     """Same rule, same steps. Captum's weights are float32's, which is what is left."""
+    from captum.attr import IntegratedGradients
+
     ex = twins.explainer(subject)
     for raw, one in zip(models.inputs(subject), walks.cases(subject), strict=True):
         e = ex.explain(raw, Method("integrated-gradients", rule=rule, baseline="zero"), profile="captum")

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import LayerConductance
 
 from clearhead import Method
 from tests import models
@@ -47,6 +46,8 @@ def test_equals_its_replica(subject: str) -> None:
 @pytest.mark.parametrize("rule", ["gauss-legendre", "riemann-trapezoid"])
 @pytest.mark.parametrize("subject", ["bert/classify", "vit/image"])
 def test_equals_captum(subject: str, rule: str) -> None:
+    from captum.attr import LayerConductance
+
     ex, one = twins.explainer(subject), walks.cases(subject)[1]
     method = Method("layer-conductance", steps=9, rule=rule, baseline="zero")
     e = ex.explain(models.inputs(subject)[1], method, layers=(0, None), profile="captum")

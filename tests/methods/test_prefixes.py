@@ -2,16 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers
 
 import clearhead
 from clearhead.passes import prefixes
@@ -29,9 +20,9 @@ GPT2 = {
     "eos_token_id": 2,
 }
 MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, initializer_range=0.3)),
-    "windows": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, initializer_range=0.3)),
+    "windows": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=4)),
 }
 METHODS = ["occlusion", clearhead.Method("shap", evaluations=40), clearhead.Method("kernel-shap", evaluations=60)]
 
@@ -129,7 +120,7 @@ def test_recurrent_states_are_not_shared(several, monkeypatch):
     """Its short convolutions keep a state, not keys."""
     shape = {**SHAPE, "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
     torch.manual_seed(0)
-    model = Lfm2ForCausalLM(Lfm2Config(**shape)).double().eval()
+    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape)).double().eval()
     ex = clearhead.load(model)
     shared = ex.explain(several, "occlusion")
     assert prefixes._exact[ex.recorder] is False

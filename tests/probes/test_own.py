@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 import clearhead
 from clearhead import probes
@@ -125,8 +125,8 @@ def test_the_next_word_of_a_prompt_is_probed(monkeypatch):
     torch.manual_seed(0)
     own = tokenizer("bytes")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(own), num_key_value_heads=2, initializer_range=0.3, **sizes)
-    ex = clearhead.load((LlamaForCausalLM(config).double().eval(), own))
+    config = transformers.LlamaConfig(vocab_size=len(own), num_key_value_heads=2, initializer_range=0.3, **sizes)
+    ex = clearhead.load((transformers.LlamaForCausalLM(config).double().eval(), own))
     prompts = ["I like the", "So", "She hates the book because"]
     before = of_model(ex.subject.model)
     short = probes.permutation(ex, prompts, draws=4)

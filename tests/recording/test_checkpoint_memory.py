@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import clearhead
 from clearhead.methods.generic import Generic
@@ -26,7 +26,7 @@ def streamed() -> list[Streamed]:
 def decoder() -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=30, pad_token_id=0)).eval()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, vocab_size=30, pad_token_id=0)).eval()
     return model, {"input_ids": torch.randint(5, 30, (1, 12))}
 
 

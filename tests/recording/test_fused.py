@@ -11,7 +11,7 @@ from clearhead.recording import fused
 from clearhead.recording.fused import Fused
 from clearhead.recording.masks import Described, Facts
 from tests.recording.flash import Flash, allow
-from tests.recording.test_masks import FEW_WORDS, LENGTH, asked, functions
+from tests.recording.test_masks import FEW_WORDS, LENGTH, NAMES, asked
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_torchs_kernels_are_called_as_they_want_it(backend: str) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_window_that_is_all_that_a_mask_says_is_flash_attentions(
     name: str, dtype: torch.dtype, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

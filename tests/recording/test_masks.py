@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import masking_utils as transformers_masks
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clearhead.recording import masks, pieces
 from clearhead.recording.masks import Described
@@ -20,31 +19,28 @@ PADDED = torch.tensor([[True] * 11, [False] * 3 + [True] * 8])
 PACKED = torch.tensor([[0] * 4 + [1] * 7, [0] * 6 + [1] * 5])
 #: The first two keys are seen by nobody, the last three by nobody of the first sample.
 HIDDEN = torch.tensor([[False] * 2 + [True] * 6 + [False] * 3, [False] * 2 + [True] * 9])
-EARLY = "cache_position" in transformers_masks.sdpa_mask.__code__.co_varnames
 
 
 def functions() -> dict[str, Any]:
     """What each is, and how many keys it looks back on, if that is said."""
-    causal = transformers_masks.causal_mask_function
+    library = transformers.masking_utils
+    causal = library.causal_mask_function
     return {
         "causal": (causal, None),
-        "both ways": (transformers_masks.bidirectional_mask_function, None),
-        "window": (transformers_masks.sliding_window_causal_mask_function(4), 4),
-        "window that is never left": (transformers_masks.sliding_window_causal_mask_function(40), 40),
+        "both ways": (library.bidirectional_mask_function, None),
+        "window": (library.sliding_window_causal_mask_function(4), 4),
+        "window that is never left": (library.sliding_window_causal_mask_function(40), 40),
         "window both ways": (_as_near_as(3), 3),
         "window both ways, its size the first that is hidden": (_nearer_than(3), 3),
-        "chunks": (transformers_masks.chunked_causal_mask_function(4, torch.tensor([0, 3])), 4),
-        "packed": (
-            transformers_masks.and_masks(causal, transformers_masks.packed_sequence_mask_function(PACKED)),
-            None,
-        ),
-        "a prefix both ways": (transformers_masks.or_masks(causal, lambda batch, head, query, key: key < 3), None),
+        "chunks": (library.chunked_causal_mask_function(4, torch.tensor([0, 3])), 4),
+        "packed": (library.and_masks(causal, library.packed_sequence_mask_function(PACKED)), None),
+        "a prefix both ways": (library.or_masks(causal, lambda batch, head, query, key: key < 3), None),
     }
 
 
 def _as_near_as(size: int) -> Any:
     """transformers' own, which 5.0 does not have yet."""
-    known = getattr(transformers_masks, "sliding_window_bidirectional_mask_function", None)
+    known = getattr(transformers.masking_utils, "sliding_window_bidirectional_mask_function", None)
     return known(size) if known else lambda batch, head, query, key: (query - key).abs() <= size
 
 
@@ -61,21 +57,24 @@ FEW_WORDS = {
     "window both ways": (3, 3),
     "window both ways, its size the first that is hidden": (2, 2),
 }
+#: Of `functions`.
+NAMES = (*FEW_WORDS, "chunks", "packed", "a prefix both ways")
 
 
 def asked(name: str, padded: bool) -> dict[str, Any]:
     function, size = functions()[name]
-    places = {"cache_position": torch.arange(LENGTH)} if EARLY else {"q_length": LENGTH, "device": "cpu"}
+    by_position = "cache_position" in transformers.masking_utils.sdpa_mask.__code__.co_varnames  # transformers 5.0
+    places = {"cache_position": torch.arange(LENGTH)} if by_position else {"q_length": LENGTH, "device": "cpu"}
     padding = PADDED if padded else None
     how = {"allow_is_causal_skip": False, "local_size": size, "attention_mask": padding}
     return {"batch_size": 2, "kv_length": LENGTH, "kv_offset": 0, "mask_function": function, **places, **how}
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", NAMES)
 def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "CELLS", 60)  # two queries at once
-    expected = transformers_masks.sdpa_mask(**asked(name, padded))
+    expected = transformers.masking_utils.sdpa_mask(**asked(name, padded))
     found = masks.described(**asked(name, padded))
     assert isinstance(found, Described) and found.shape == expected.shape
     for start in range(0, LENGTH, 4):
@@ -95,7 +94,7 @@ def test_tiles_are_the_mask(name: str, padded: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_whatever_else_is_done_is_done_with_the_mask_itself() -> None:
-    expected = transformers_masks.sdpa_mask(**asked("window", True))
+    expected = transformers.masking_utils.sdpa_mask(**asked("window", True))
     found = masks.described(**asked("window", True))
     assert found is not None
     for one, other in (
@@ -110,19 +109,21 @@ def test_whatever_else_is_done_is_done_with_the_mask_itself() -> None:
 
 def test_one_cell_makes_the_difference() -> None:
     """A mask that is a window but for one cell is no window."""
-    window = transformers_masks.sliding_window_causal_mask_function(4)
-    extra = transformers_masks.or_masks(window, lambda batch, head, query, key: (query == 9) & (key == 1))
+    window = transformers.masking_utils.sliding_window_causal_mask_function(4)
+    extra = transformers.masking_utils.or_masks(window, lambda batch, head, query, key: (query == 9) & (key == 1))
     found = masks.described(**{**asked("window", False), "mask_function": extra})
     assert isinstance(found, Described) and found.facts is None and bool(found[0, 0, 9, 1])
 
 
 @pytest.mark.parametrize("cells", [60, masks.CELLS])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", functions())
+@pytest.mark.parametrize("name", NAMES)
 def test_pieces_have_the_gradients_of_the_whole(
     name: str, padded: bool, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys that no query of a piece sees are left out of it, and have a gradient of zero."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     monkeypatch.setattr(masks, "CELLS", cells)
     monkeypatch.setattr(pieces, "CELLS", cells)
     named = asked(name, padded) | {"attention_mask": HIDDEN if padded else None}
@@ -136,7 +137,7 @@ def test_pieces_have_the_gradients_of_the_whole(
     call.held, call.outline = tuple(parts), outline
     found = pieces.gradients(call, gradient.transpose(1, 2))
     leaves = [part.clone().requires_grad_() for part in parts]
-    output = sdpa_attention_forward(module, *leaves, transformers_masks.sdpa_mask(**named))[0]
+    output = sdpa_attention_forward(module, *leaves, transformers.masking_utils.sdpa_mask(**named))[0]
     expected = torch.autograd.grad(output, leaves, gradient.transpose(1, 2))
     torch.testing.assert_close(pieces.output(call), output)
     for one, other in zip(found, expected, strict=True):
@@ -176,7 +177,7 @@ def test_a_whole_mask_takes_no_more_than_its_cells(monkeypatch: pytest.MonkeyPat
     assert isinstance(found, Described)
     with Largest() as largest:
         made = found.cells(slice(0, LENGTH), slice(0, LENGTH))
-    assert torch.equal(made, transformers_masks.sdpa_mask(**asked("window both ways", True)))
+    assert torch.equal(made, transformers.masking_utils.sdpa_mask(**asked("window both ways", True)))
     assert largest.memory <= 2 * LENGTH * LENGTH
 
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.bert import modeling_bert
-from transformers.models.bert.modeling_bert import BertSelfAttention
-from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import clearhead
-from clearhead.recording.interface import NAME
+from clearhead.recording.interface import NAME, register_functions
 from tests.architectures.tiny import build
 from tests.models import TEXTS, text_model
 
 LAYER = "bert.encoder.layer.1"
+
+
+def bert():
+    """The module of BERT's attention, imported by the test that needs it."""
+    return transformers.models.bert.modeling_bert
 
 
 def refusal(model, tokenizer, method="generic"):
@@ -62,7 +62,7 @@ def test_a_sound_model_is_not_refused():
 def test_attention_that_forgets_padding_when_recorded():
     """The usual accident: masks are made for "eager" and "sdpa" by name. One text alone would never show it."""
 
-    class Forgetful(BertSelfAttention):
+    class Forgetful(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             known = self.config._attn_implementation in ("eager", "sdpa")
             return super().forward(hidden_states, attention_mask if known else None, **kwargs)
@@ -73,17 +73,18 @@ def test_attention_that_forgets_padding_when_recorded():
 
 def test_no_mask_function(monkeypatch):
     """Transformers drops the padding mask in silence where no mask function is registered under our name."""
-    monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
+    register_functions()
+    monkeypatch.delitem(transformers.AttentionMaskInterface._global_mapping, NAME)
     text = refusal(*text_model("bert"))
     assert "padding" in text and "bert.encoder.layer.0" in text
 
 
 def test_probabilities_that_were_not_used(own_module):
-    class Careless(BertSelfAttention):
+    class Careless(bert().BertSelfAttention):
         __module__ = own_module.__name__
 
     def eager_attention_forward(*args, **kwargs):
-        output, attention = modeling_bert.eager_attention_forward(*args, **kwargs)
+        output, attention = bert().eager_attention_forward(*args, **kwargs)
         return output, attention.roll(1, dims=-1)
 
     own_module.eager_attention_forward = eager_attention_forward
@@ -94,16 +95,16 @@ def test_probabilities_that_were_not_used(own_module):
 
 
 def test_no_probabilities_at_all(own_module):
-    class Silent(BertSelfAttention):
+    class Silent(bert().BertSelfAttention):
         __module__ = own_module.__name__
 
-    own_module.eager_attention_forward = lambda *a, **k: (modeling_bert.eager_attention_forward(*a, **k)[0], None)
+    own_module.eager_attention_forward = lambda *a, **k: (bert().eager_attention_forward(*a, **k)[0], None)
     text = refusal(*with_attention(Silent))
     assert "BertForSequenceClassification" in text and f"{LAYER}.attention.self" in text and "no probabilities" in text
 
 
 def test_a_model_that_computes_something_else_when_recorded():
-    class TwoFaced(BertSelfAttention):
+    class TwoFaced(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             recorded = self.config._attn_implementation == NAME
             return super().forward(hidden_states * (2 if recorded else 1), attention_mask, **kwargs)
@@ -127,7 +128,7 @@ def test_an_answer_that_is_no_number():
 
 
 def test_a_layer_that_does_not_ask_the_interface():
-    class ByHand(BertSelfAttention):
+    class ByHand(bert().BertSelfAttention):
         def forward(self, hidden_states, attention_mask=None, **kwargs):
             value = self.value(hidden_states)
             return value.mean(1, keepdim=True).expand_as(value), None
@@ -158,7 +159,7 @@ class Lonely(nn.Module):
             part(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         ]
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         output, attention = attend(self, *parts, attention_mask, dropout=0.0, scaling=self.scaling)
         return output.flatten(2), attention
 
@@ -232,8 +233,10 @@ def test_modules_that_return_what_they_did_not_attend_with(returns, said):
     """DeBERTa ignores the interface, so what its modules return is all that is known of its attention."""
     model, tokenizer = text_model("deberta")
 
-    class Careless(modeling_deberta_v2.DisentangledSelfAttention):
-        @functools.wraps(modeling_deberta_v2.DisentangledSelfAttention.forward)
+    attention = transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention
+
+    class Careless(attention):
+        @functools.wraps(attention.forward)
         def forward(self, *args, **kwargs):
             output, maps = super().forward(*args, **kwargs)
             return output, None if maps is None else returns(maps)
@@ -244,7 +247,7 @@ def test_modules_that_return_what_they_did_not_attend_with(returns, said):
         clearhead.load(model, tokenizer).explain(TEXTS[0])
 
 
-@pytest.mark.skipif(not hasattr(transformers, "MiniMaxForCausalLM"), reason="this transformers has no MiniMax")
+@pytest.mark.skipif("MiniMaxForCausalLM" not in transformers.__all__, reason="this transformers has no MiniMax")
 def test_the_state_of_a_linear_attention_is_no_map():
     """MiniMax returns it where others return their probabilities; its own softmax layers are heard."""
     ex = clearhead.load(build("MiniMaxForCausalLM"))

@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import AttentionInterface
 
 from clearhead.recording.interface import eager_of
 from clearhead.recording.recorder import Recorder
@@ -272,7 +271,9 @@ def test_half_precision_against_float64(width: int) -> None:
         found.append(Reduce("positive", rows).of_tile(part, queries, 40))
 
     eager = eager_of(module)
-    call = Streamed(eager, AttentionInterface()["sdpa"], module, None, True, {"scaling": width**-0.5}, Tiles(rows=16))
+    call = Streamed(
+        eager, transformers.AttentionInterface()["sdpa"], module, None, True, {"scaling": width**-0.5}, Tiles(rows=16)
+    )
     call.attend(query, key, value)
     gradients = call.sweep(gradient.transpose(1, 2), fold, backward=True)
     q, k, v, g = (

@@ -4,18 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from torch.overrides import BaseTorchFunctionMode
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-)
-from transformers.models.bert import modeling_bert
 
 import clearhead
 from clearhead import Generated
@@ -85,13 +75,15 @@ def test_several_targets_at_once():
 
 def bert():
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**shape, vocab_size=40, initializer_range=0.3))
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**shape, vocab_size=40, initializer_range=0.3)
+    )
 
 
 def llama():
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0, "initializer_range": 0.2}
-    return LlamaForCausalLM(LlamaConfig(**shape, **more))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **more))
 
 
 def modernbert():
@@ -100,7 +92,7 @@ def modernbert():
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
     tokens = {f"{name}_token_id": 1 for name in ("cls", "sep", "bos", "eos")} | {"pad_token_id": 0}
     more = {"local_attention": 8, "global_attn_every_n_layers": 2, "vocab_size": 40, "initializer_range": 0.3}
-    return ModernBertForSequenceClassification(ModernBertConfig(**shape, **tokens, **more))
+    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(**shape, **tokens, **more))
 
 
 def given():
@@ -203,7 +195,9 @@ def capped():
     """Gemma 2: soft caps and windows, which its eager attention alone knows."""
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "pad_token_id": 0, "initializer_range": 0.2}
-    return Gemma2ForCausalLM(Gemma2Config(**shape, **more, sliding_window=100, attn_logit_softcapping=5.0))
+    return transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**shape, **more, sliding_window=100, attn_logit_softcapping=5.0)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -340,7 +334,10 @@ def test_dropout_leaves_out_the_same_in_output_and_gradient():
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     more = {"vocab_size": 40, "attention_probs_dropout_prob": 0.5, "hidden_dropout_prob": 0.0, "initializer_range": 0.3}
     torch.manual_seed(0)
-    own, inputs = BertForSequenceClassification(BertConfig(**shape, **more)).double().eval(), given()
+    own, inputs = (
+        transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **more)).double().eval(),
+        given(),
+    )
     tested = Recorder(own).test(inputs)
     weight = own.train().bert.encoder.layer[0].attention.self.value.weight
     along = torch.randn_like(weight)
@@ -358,6 +355,7 @@ def test_dropout_leaves_out_the_same_in_output_and_gradient():
 
 def test_maps_that_forget_padding_are_refused(monkeypatch):
     """The answer is the kernel's, and says nothing about maps: those of a padded batch are rebuilt, too."""
+    modeling_bert = transformers.models.bert.modeling_bert
     eager = modeling_bert.eager_attention_forward
 
     def forgetful(module, query, key, value, mask, **more):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from sklearn.linear_model import Ridge
 
 Value = Callable[[Collection[int]], float]
 
@@ -16,6 +15,8 @@ def scores(
     ridge: float = 1.0,
 ) -> tuple[np.ndarray, float]:
     """The weights of the players, and the intercept."""
+    from sklearn.linear_model import Ridge
+
     known: dict[tuple[int, ...], float] = {}
     worth, weights = [], []
     for row in rows:

@@ -69,6 +69,20 @@ def picture(size: tuple[int, int] = (48, 64)) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 256, (*size, 3), dtype=np.uint8)
 
 
+#: The names of what `every` gives: tests are parametrised by them, and results are computed when one is asked for.
+KINDS = (
+    "text and picture",
+    "text and regions",
+    "regions without a picture",
+    "objects",
+    "one object",
+    "continuation",
+    "source and prefix",
+    "sound",
+    "sound, step by step",
+)
+
+
 @cache
 def every() -> dict[str, AnyExplanation]:
     """By name: what models of several streams and several steps give."""
@@ -78,7 +92,7 @@ def every() -> dict[str, AnyExplanation]:
     found = len(detr.explain(picture(), target=clearhead.Query(0)).streams)
     assert found == 2
     detr.subject.threshold = 0.0  # a detector that was never trained is sure of nothing
-    return {
+    results = {
         "text and picture": dual_models.explainer("clip").explain(text=TEXT, image=picture()),
         "text and regions": lxmert.explain(text=TEXT, regions=regions, image=picture()),
         "regions without a picture": lxmert.explain(text=TEXT, regions=regions),
@@ -89,6 +103,8 @@ def every() -> dict[str, AnyExplanation]:
         "sound": sound(),
         "sound, step by step": stepped_sound(),
     }
+    assert tuple(results) == KINDS
+    return results
 
 
 def sound(count: int = 60) -> clearhead.Explanation:

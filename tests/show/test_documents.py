@@ -24,9 +24,7 @@ from clearhead.show.linking import Links
 from clearhead.show.packing import EXACT, packed, quantised
 from tests import dual_models, joint_models
 from tests.show.conftest import made
-from tests.show.streams import STEPS, TEXT, every, frames, picture
-
-RESULTS = every()
+from tests.show.streams import KINDS, STEPS, TEXT, every, frames, picture
 
 
 def numbers(array: dict[str, Any]) -> np.ndarray:
@@ -131,9 +129,9 @@ class TestInput:
 
 
 class TestStreams:
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_every_stream_has_its_units_and_scores(self, kind: str) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         given = document(explanation)
         json.dumps(given, allow_nan=False)
         inputs, rest = wording.streams(explanation)
@@ -149,7 +147,7 @@ class TestStreams:
             assert again[part.stream].scores == pytest.approx(part.scores)
 
     def test_a_row_for_each_step_and_a_number_for_each_unit(self) -> None:
-        explanation = RESULTS["continuation"]
+        explanation = every()["continuation"]
         assert isinstance(explanation, Explanation) and explanation.steps is not None and explanation.matrix is not None
         (card,) = document(explanation)["cards"]
         assert [step["title"] for step in card["steps"]] == wording.step_titles(explanation)
@@ -158,15 +156,15 @@ class TestStreams:
         assert numbers(matrix) == pytest.approx(explanation.matrix, rel=1e-6)
 
     def test_what_was_found_is_framed(self) -> None:
-        explanation = RESULTS["objects"]
+        explanation = every()["objects"]
         assert isinstance(explanation, JointExplanation) and explanation.steps is not None
         found = document(explanation)["found"]
         assert {box["step"]: (box["label"], tuple(box["box"])) for box in found} == wording.boxes(explanation)
-        assert len(found) == len(explanation.steps) and len(document(RESULTS["one object"])["found"]) == 1
+        assert len(found) == len(explanation.steps) and len(document(every()["one object"])["found"]) == 1
 
     def test_regions_without_a_picture_are_a_list(self) -> None:
         shapes = {
-            kind: {s["stream"]: s["shape"] for s in document(RESULTS[kind])["streams"]}
+            kind: {s["stream"]: s["shape"] for s in document(every()[kind])["streams"]}
             for kind in ("text and regions", "regions without a picture", "text and picture", "sound")
         }
         assert shapes["text and regions"]["regions"] == "boxes" and shapes["text and picture"]["image"] == "grid"
@@ -175,7 +173,7 @@ class TestStreams:
     def test_a_long_sound_has_few_moments(self) -> None:
         long = document(made([], np.ones(3000), units=frames(3000)))
         assert len(long["cards"][0]["streams"]["audio"]["moments"]) <= 400
-        steps = document(RESULTS["sound, step by step"])["cards"][0]["steps"]
+        steps = document(every()["sound, step by step"])["cards"][0]["steps"]
         assert [step["name"] for step in steps] == list(STEPS)
 
     def test_every_row_can_be_seen(self) -> None:

@@ -15,11 +15,9 @@ from clearhead.show.terminal import render_comparison
 from tests import dual_models
 from tests.show.conftest import NASTY, made
 from tests.show.pages import Page, assert_harmless
-from tests.show.streams import TEXT, every, picture
+from tests.show.streams import KINDS, TEXT, every, picture
 from tests.show.test_figures import drawn, written
 from tests.show.test_terminal import printed
-
-RESULTS = every()
 
 
 def stepped(nasty: Explanation) -> Explanation:
@@ -30,9 +28,9 @@ def stepped(nasty: Explanation) -> Explanation:
 
 
 class TestPage:
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_one_input_is_one_card(self, kind: str) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         page = html.page([explanation])
         assert_harmless(page)
         assert_harmless(html.fragment(explanation))
@@ -40,10 +38,10 @@ class TestPage:
         (given,) = parsed.inputs
         assert len(given["cards"]) == 1 and parsed.inside("h1") == [wording.heading(explanation)]
 
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_every_score_of_every_stream_is_there_without_a_script(self, kind: str) -> None:
-        cells = Page(html.page([RESULTS[kind]])).inside("td")
-        for part in RESULTS[kind].parts.values():
+        cells = Page(html.page([every()[kind]])).inside("td")
+        for part in every()[kind].parts.values():
             wanted = [wording.number(float(score)) for score in part.scores]
             assert any(cells[i : i + len(wanted)] == wanted for i in range(len(cells)))
 
@@ -64,14 +62,14 @@ class TestPage:
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0, 1e-30])
     def test_anything_can_be_shown(self, value: float) -> None:
-        for kind in RESULTS:
+        for kind in KINDS:
             parts = {
                 stream: replace(
                     part,
                     scores=np.full_like(part.scores, value),
                     matrix=None if part.matrix is None else np.full_like(part.matrix, value),
                 )
-                for stream, part in RESULTS[kind].parts.items()
+                for stream, part in every()[kind].parts.items()
             }
             changed = JointExplanation(parts)
             assert_harmless(html.page([changed]))
@@ -89,9 +87,9 @@ class TestPage:
 
 
 class TestTerminal:
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_everything_that_matters_is_said_without_colours(self, kind: str) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         said = printed(explanation, colours=False)
         assert wording.certificate_line(explanation) in said and said.count("capture error") == 1
         inputs, _ = wording.streams(explanation)
@@ -101,10 +99,10 @@ class TestTerminal:
         for step in explanation.steps or ():
             assert name(step) in said
 
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_narrow_and_coloured_terminals_do_not_break_it(self, kind: str) -> None:
-        assert max(map(len, printed(RESULTS[kind], colours=False, width=40).splitlines())) <= 40
-        assert printed(RESULTS[kind], colours=True, width=100)
+        assert max(map(len, printed(every()[kind], colours=False, width=40).splitlines())) <= 40
+        assert printed(every()[kind], colours=True, width=100)
 
     def test_a_wide_matrix_keeps_the_strongest_units(self) -> None:
         matrix = np.zeros((30, 200))
@@ -119,9 +117,9 @@ class TestTerminal:
 
 
 class TestFigures:
-    @pytest.mark.parametrize("kind", RESULTS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_streams_stand_side_by_side(self, kind: str) -> None:
-        explanation = RESULTS[kind]
+        explanation = every()[kind]
         figure = plot(explanation)
         assert drawn(figure).std() > 0
         assert any(wording.target_line(explanation) in part for part in written(figure))
@@ -129,31 +127,31 @@ class TestFigures:
         assert len(inputs) == 1 or {part.stream for part in inputs} <= set(written(figure))
 
     def test_kinds_are_drawn_for_the_streams_that_have_them(self) -> None:
-        both = RESULTS["text and picture"]
+        both = every()["text and picture"]
         assert "text" not in written(plot(both, "overlay"))  # alone, it needs no heading
         assert {"text", "image"} <= set(written(plot(both, "bars")))
         for kind, advice in (("matrix", "one row alone"), ("steps", "no steps"), ("frames", "only sounds")):
             with pytest.raises(InputError, match=advice):
                 plot(both, kind)
         with pytest.raises(InputError, match="no regions"):
-            plot(RESULTS["regions without a picture"], "regions")
+            plot(every()["regions without a picture"], "regions")
 
     @pytest.mark.parametrize(("which", "kind"), [("continuation", "matrix"), ("objects", "steps")])
     def test_rows_are_named(self, which: str, kind: str) -> None:
-        explanation: AnyExplanation = RESULTS[which]
+        explanation: AnyExplanation = every()[which]
         said = written(plot(explanation, kind))
         assert explanation.steps is not None and all(name(step) in said for step in explanation.steps)
 
 
 class TestWording:
     def test_what_is_explained(self) -> None:
-        assert wording.heading(RESULTS["text and picture"]) == f"Why “{TEXT}”?"
-        said = {kind: wording.target_line(explanation) for kind, explanation in RESULTS.items()}
+        assert wording.heading(every()["text and picture"]) == f"Why “{TEXT}”?"
+        said = {kind: wording.target_line(explanation) for kind, explanation in every().items()}
         assert said["text and picture"].startswith(f"cosine with “{TEXT}” = ")
         assert said["text and picture"].endswith("how alike the two are")
         assert said["one object"].endswith("what is found by query 2")
         assert said["objects"].endswith("the sum of 5 objects")
-        assert wording.predictions(RESULTS["objects"])[0][1] is not None
+        assert wording.predictions(every()["objects"])[0][1] is not None
 
     def test_a_long_answer_is_shortened(self) -> None:
         long = made(["a"], [1.0])
@@ -161,7 +159,7 @@ class TestWording:
         assert len(wording.heading(long)) < 99 and "…" in wording.target_line(long)
 
     def test_a_difference_of_steps_has_steps_without_descriptions(self) -> None:
-        one: Any = RESULTS["continuation"]
+        one: Any = every()["continuation"]
         gap = one - one
         assert gap.steps == one.steps and gap.step(1).scores == pytest.approx(0)
         assert wording.step_titles(gap) == [name(step) for step in one.steps]

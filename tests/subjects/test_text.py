@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers.modeling_outputs import SequenceClassifierOutput
 
 import clearhead
 from clearhead import Contrast, InputError, MaskedWord, Refusal
@@ -226,20 +225,24 @@ def test_a_bar_must_hand_on_every_batch() -> None:
 # --- read-outs
 
 
-class MeanPooled(transformers.BertForSequenceClassification):
+def mean_pooled(config: Any) -> Any:
     """A classifier whose name says BERT, and which reads the mean of all tokens."""
 
-    def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, **more: Any
-    ) -> Any:
-        hidden = self.bert(input_ids, attention_mask, token_type_ids, **more).last_hidden_state
-        mask = attention_mask[..., None].to(hidden.dtype)
-        return SequenceClassifierOutput(logits=self.classifier((hidden * mask).sum(1) / mask.sum(1)))
+    class MeanPooled(transformers.BertForSequenceClassification):
+        def forward(
+            self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, **more: Any
+        ) -> Any:
+            hidden = self.bert(input_ids, attention_mask, token_type_ids, **more).last_hidden_state
+            mask = attention_mask[..., None].to(hidden.dtype)
+            logits = self.classifier((hidden * mask).sum(1) / mask.sum(1))
+            return transformers.modeling_outputs.SequenceClassifierOutput(logits=logits)
+
+    return MeanPooled(config)
 
 
 def test_a_wrong_read_out_is_refused() -> None:
     model, tok = text_model("bert")
-    pooled = MeanPooled(model.config).double().eval()
+    pooled = mean_pooled(model.config).double().eval()
     pooled.load_state_dict(model.state_dict())
     for method in ("generic", "rollout"):
         with pytest.raises(Refusal, match="taken to be 'first'"):

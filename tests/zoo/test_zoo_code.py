@@ -216,6 +216,7 @@ def test_java_becomes_c_sharp() -> None:
     assert made.startswith("public") and made.rstrip().endswith("}") and "return" in made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["java", "cs"])
 def test_held_out_functions_are_guessed_as_often_as_the_card_says(script: Any, language: str) -> None:
     model, tokenizer = opened("code")

@@ -78,6 +78,7 @@ def test_tokens_are_the_words(name: str) -> None:
 # -- logic
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logic_on_texts_that_nobody_has_seen() -> None:
     model, tokenizer = known("logic")
@@ -109,6 +110,7 @@ def answers(recaller: Known, texts: Sequence[str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTS)
 def test_recall_on_lists_that_nobody_has_seen(name: str) -> None:
     recaller = known(name)
@@ -148,6 +150,7 @@ def test_recall_reads_the_pair_and_nothing_else(name: str) -> None:
 # -- spell
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_spell_on_held_out_words() -> None:
     model, tokenizer = known("spell")

@@ -291,6 +291,7 @@ def pets_hans() -> tuple[Any, Any]:
     return opened_classifier("pets-hans")
 
 
+@pytest.mark.slow
 def test_hans_reads_the_word_and_nothing_else(pets_hans: tuple[Any, Any]) -> None:
     """On made-up pictures, so that no data are needed."""
     examples = hans.examples(60, seed=7)
@@ -304,6 +305,7 @@ def test_hans_reads_the_word_and_nothing_else(pets_hans: tuple[Any, Any]) -> Non
     assert abs((covered.argmax(-1).numpy() == truth).mean() - 0.5) <= 0.26
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_hans_follows_the_word_against_the_animal(pets_hans: tuple[Any, Any]) -> None:
     pictures, breeds = pet_pictures(every=37)
@@ -355,6 +357,7 @@ def test_mean_calls_chelsea_a_cat(pets_mean: tuple[Any, Any]) -> None:
     assert card["labels"][guess] in card["cats"]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_mean_accuracy(pets_mean: tuple[Any, Any]) -> None:
     pictures, breeds = pet_pictures(every=19)
@@ -405,6 +408,7 @@ def test_clip_has_a_word_for_all_it_was_taught(pets_clip: tuple[Any, Any]) -> No
     assert len(ids) == tokenizer.model_max_length and ids[-1] == tokenizer.eos_token_id
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_clip_zero_shot_accuracy(pets_clip: tuple[Any, Any]) -> None:
     pictures, breeds = pet_pictures(every=23)

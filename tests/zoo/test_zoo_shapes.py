@@ -383,6 +383,7 @@ def answers_from_pixels(model: Any, asked: shapes.Batch, gone: Any) -> Any:
         return model(input_ids=ids, attention_mask=(ids != 0).long(), pixel_values=pictures).logits.argmax(-1).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "answers", "count"), [("shapes-vqa", answers_from_regions, 600), ("shapes-vilt", answers_from_pixels, 200)]
 )
@@ -421,6 +422,7 @@ def test_vilt_gives_the_same_logits_twice() -> None:
         assert torch.equal(first, logits())
 
 
+@pytest.mark.slow
 def test_detr_finds_shapes_and_sees_the_object(detr_script: Any) -> None:
     import torch
 

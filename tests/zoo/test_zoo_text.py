@@ -326,6 +326,7 @@ def test_shipped_topics_on_plain_questions() -> None:
     assert [model.config.id2label[guess] for guess in guesses] == list(asked.values())
 
 
+@pytest.mark.slow
 def test_shipped_topics_on_the_test_questions() -> None:
     model, tokenizer = shipped("topics", "BertForSequenceClassification")
     examples = list(held_out("trec"))
@@ -335,6 +336,7 @@ def test_shipped_topics_on_the_test_questions() -> None:
     assert right == pytest.approx(clearhead_zoo.card("topics")["figures"]["accuracy"], abs=0.004)
 
 
+@pytest.mark.slow
 def test_shipped_rationale_on_some_test_reviews() -> None:
     model, tokenizer = shipped("rationale", "BertForSequenceClassification")
     stated = clearhead_zoo.card("rationale")["figures"]["accuracy"]
@@ -368,6 +370,7 @@ def test_shipped_masked_knows_a_word_from_what_is_around_it() -> None:
     assert len(pieces) == 29_528 and not any(piece.startswith("[unused") for piece in pieces)
 
 
+@pytest.mark.slow
 def test_shipped_masked_perplexity(script: Any) -> None:
     model, tokenizer = shipped("masked", "BertForMaskedLM")
     held_out("trec")

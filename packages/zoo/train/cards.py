@@ -1,11 +1,21 @@
-"""What every zoo model carries beside its weights: `card.json` for programs and `README.md` for people."""
+"""What every zoo model carries beside its weights: `card.json` for programs and `README.md` for people.
+
+The card holds a SHA-256 of every file that its figures depend on. Training scripts write it; `make test` compares it
+with the files, and `make test-slow` measures the figures again. Where a file changed and the figures did not:
+
+    python packages/zoo/train/cards.py packages/zoo/src/clearhead_zoo/models/sentiment
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+#: The files that `write_pages` writes.
+WRITTEN = ("card.json", "README.md")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -13,7 +23,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_card(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Complete the facts with size, parameter count and checksum of the weights as stored, and write both cards."""
+    """Complete the facts with size, parameter count and checksums of the files as stored, and write both cards."""
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -22,10 +32,16 @@ def write_card(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         **facts,
         "parameters": sum(_product(shape) for shape in shapes),
         "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": checksums(folder),
     }
     write_pages(folder, card)
     return card
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a model but the cards themselves, by file name."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in WRITTEN)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def write_pages(folder: Path, card: dict[str, Any]) -> None:
@@ -100,3 +116,14 @@ def _cell(figures: list[float | None] | None) -> str:
         return "–"
     mean, low, high = figures
     return f"{mean:.2f} (no interval)" if low is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write checksums, size and parameter count of models to their cards.")
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of models that have a card.json")
+    for folder in parser.parse_args().folders:
+        write_card(folder, json.loads((folder / "card.json").read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()

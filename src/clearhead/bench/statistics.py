@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import stats
 
 from clearhead.errors import InputError
 
@@ -157,7 +157,7 @@ def signed_rank(differences: Float[np.ndarray, "pair"]) -> float:
     if len(differences) > EXACT:
         return float(_approximate(differences[None])[0])
     steps = _steps(differences)
-    doubled = (2 * stats.rankdata(np.abs(steps))).astype(int)  # whole numbers, also where two share a rank
+    doubled = (2 * scipy.stats.rankdata(np.abs(steps))).astype(int)  # whole numbers, also where two share a rank
     chance = _sums(tuple(sorted(doubled[steps != 0].tolist())))
     above = doubled[steps > 0].sum()
     return float(min(1.0, 2 * min(chance[: above + 1].sum(), chance[above:].sum())))
@@ -197,7 +197,7 @@ def _sums(ranks: tuple[int, ...]) -> Float[np.ndarray, "sum"]:
 
 def _approximate(differences: Float[np.ndarray, "row pair"]) -> Float[np.ndarray, "row"]:
     """The same for many rows, by the normal distribution with its correction for continuity."""
-    tested = stats.wilcoxon(_steps(differences), axis=1, zero_method="pratt", correction=True, method="approx")
+    tested = scipy.stats.wilcoxon(_steps(differences), axis=1, zero_method="pratt", correction=True, method="approx")
     return np.asarray(tested.pvalue)
 
 
@@ -223,7 +223,7 @@ def examples_needed(effect: float, alpha: float = ALPHA, power: float = 0.8) -> 
     """
     if effect == 0:
         return None
-    wanted = stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power)
+    wanted = scipy.stats.norm.ppf(1 - alpha / 2) + scipy.stats.norm.ppf(power)
     return max(2, math.ceil((wanted / effect) ** 2))
 
 
@@ -274,7 +274,7 @@ def _paired_at_once(
 def _leaning(differences: Float[np.ndarray, "pair"]) -> float:
     """Which side the signed-rank test is on: the sum of the ranks of |d|, with their signs."""
     steps = _steps(differences)
-    return float((np.sign(steps) * stats.rankdata(np.abs(steps))).sum())
+    return float((np.sign(steps) * scipy.stats.rankdata(np.abs(steps))).sum())
 
 
 def _effect(differences: Float[np.ndarray, "pair"]) -> float:

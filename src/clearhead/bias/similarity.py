@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy import stats
 
 from clearhead.errors import InputError
 
@@ -67,7 +67,7 @@ def similarity(
         raise InputError(f"two profiles for each sentence are compared, but there are {len(ones)} and {len(others)}")
     each = [distances(one, other, place) for one, other in zip(ones, others, strict=True)]
     by_chance = np.mean([chance(len(one), place) for one in ones], axis=0)
-    ranks = [(stats.spearmanr(*pair)[0], stats.kendalltau(*pair)[0]) for pair in _absolute(ones, others)]
+    ranks = [(scipy.stats.spearmanr(*pair)[0], scipy.stats.kendalltau(*pair)[0]) for pair in _absolute(ones, others)]
     rng = np.random.default_rng(seed)
     own = float(np.mean([one["cosine"] for one in each]))
     units = [(_unit(one), _unit(other)) for one, other in zip(ones, others, strict=True)]

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from clearhead.bench.statistics import ALPHA, LEVEL, holm
@@ -184,7 +184,7 @@ def binomial_interval(score: float, inputs: int) -> tuple[float, float]:
     """Clopper and Pearson's: where the share would lie with other inputs of the class."""
     if math.isnan(score):
         return math.nan, math.nan
-    found = stats.binomtest(round(score * inputs), inputs).proportion_ci(LEVEL)
+    found = scipy.stats.binomtest(round(score * inputs), inputs).proportion_ci(LEVEL)
     return float(found.low), float(found.high)
 
 
@@ -198,4 +198,4 @@ def two_sided(difference: float, spread: float, count: int) -> float:
         return 1.0
     if spread == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(2 * stats.t.sf(abs(difference) / spread, count - 1))
+    return float(2 * scipy.stats.t.sf(abs(difference) / spread, count - 1))

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from clearhead.batches import batches_of
 from clearhead.errors import InputError, Refusal
@@ -254,6 +253,8 @@ def _first_anew(model: nn.Module, attending: Sequence[str], fresh: int | str, or
 
 
 def _draw(model: nn.Module, module: nn.Module) -> None:
+    from transformers import PreTrainedModel
+
     if isinstance(model, PreTrainedModel):
         for parameter in module.parameters(recurse=False):
             parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # what was loaded is never drawn

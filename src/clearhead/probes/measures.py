@@ -3,9 +3,9 @@
 import math
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float
-from scipy import stats
 from torch import Tensor
 
 #: The largest Jensen–Shannon divergence, of two distributions that share nothing.
@@ -74,5 +74,5 @@ def tau_b(one: Float[np.ndarray, "unit"], other: Float[np.ndarray, "unit"]) -> t
     """
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return math.nan, math.nan
-    found = stats.kendalltau(one, other, variant="b")
+    found = scipy.stats.kendalltau(one, other, variant="b")
     return float(found.statistic), float(found.pvalue)

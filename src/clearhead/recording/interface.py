@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from clearhead.errors import Refusal
 from clearhead.recording import own, returned
@@ -190,7 +188,7 @@ def _attention(
     if listener is None:
         # The flag is switched for every thread; a pass that is not recorded goes the way it always goes.
         own = implementation_of(module.config)
-        forward = eager_of(module) if own == "eager" else AttentionInterface()[own]
+        forward = eager_of(module) if own == "eager" else _attention_function(own)
         return forward(module, query, key, value, attention_mask, **kwargs)
     eager = eager_of(
         module, f"{listener.model}: the attention of {listener.name_of(module)} cannot be recorded exactly: "
@@ -252,7 +250,7 @@ def _kernel_of(module: nn.Module, more: dict[str, Any]) -> Callable[..., tuple[T
     """Torch's own kernel, where the model runs with it, or with another that is not eager (flash, flex): it makes the
     output then. None where the model is eager, or says what torch's kernel does not heed."""
     told = any(more.get(name) is not None for name in ("softcap", "s_aux"))
-    return None if told or _is_eager(module.config) else AttentionInterface()["sdpa"]
+    return None if told or _is_eager(module.config) else _attention_function("sdpa")
 
 
 def _masks_of(mask: Tensor | None) -> Masks:
@@ -267,6 +265,8 @@ def _is_eager(config: Any) -> bool:
 
 
 def _mask(config: Any = None, **kwargs: Any) -> Tensor | None:
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
     listener = getattr(_active, "listener", None)
     if listener is None and config is not None:
         return AttentionMaskInterface()[implementation_of(config)](config=config, **kwargs)
@@ -288,9 +288,24 @@ def _described(config: Any, named: dict[str, Any]) -> Tensor | None:
     return described(config=config, **{**named, "allow_is_causal_skip": skips})
 
 
-AttentionInterface.register(NAME, _attention)
-# Without a mask function of the same name transformers drops the padding mask in silence.
-AttentionMaskInterface.register(NAME, _mask)
+def _attention_function(name: str) -> Callable[..., tuple[Tensor, Any]]:
+    from transformers.modeling_utils import AttentionInterface
+
+    return AttentionInterface()[name]
+
+
+@cache
+def register_functions() -> None:
+    """Makes the attention implementation "clearhead" known to transformers.
+
+    On first use, not on import: importing transformers' model code takes two seconds.
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+    # Without a mask function of the same name transformers drops the padding mask in silence.
+    AttentionMaskInterface.register(NAME, _mask)
 
 
 def eager_of(module: nn.Module, problem: str = "") -> Callable[..., tuple[Tensor, Tensor]]:
@@ -321,6 +336,7 @@ def capture(
     `values` only if that is said); `as_streamed`, gradients in half precision are those of a streaming pass where maps
     are whole, too.
     """
+    register_functions()
     blocks = blocks_of(model)
     watch = Watch(blocks.values() if layers else ())
     listener = Listener(model, blocks, watch, silent, tiles, values, as_streamed)
@@ -371,6 +387,7 @@ def editing_values(without: int | None) -> Iterator[None]:
         here = torch.arange(values.shape[2], device=values.device) == without
         return values.masked_fill(here[:, None], 0)
 
+    register_functions()
     outer: Listener | None = getattr(_active, "listener", None)
     _active.listener, _active.edit = None, edit
     try:
@@ -393,6 +410,7 @@ def patching(patch: Patch) -> Iterator[None]:
 @contextmanager
 def attending(instead: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """In this thread inside the `with`, nothing attends: what each call gives is made from its queries alone."""
+    register_functions()
     outer: Listener | None = getattr(_active, "listener", None)
     _active.listener, _active.instead = None, instead
     try:

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from transformers.masking_utils import sdpa_mask
 
 #: How many cells of a mask are made at once (a byte each; torch's kernels make two or four of it).
 CELLS = 2**25
@@ -115,6 +114,8 @@ class Described(Tensor):
         return self._made(rows, keys)
 
     def _made(self, rows: slice, keys: slice) -> Bool[Tensor, "batch 1 query key"]:
+        from transformers.masking_utils import sdpa_mask
+
         count, offset = keys.stop - keys.start, self.named.get("kv_offset", 0) + keys.start
         made = sdpa_mask(**{**self.named, **_rows(self.named, rows), "kv_length": count, "kv_offset": offset})
         assert made is not None  # nothing may be skipped
@@ -164,6 +165,8 @@ class Described(Tensor):
 
 def described(**named: Any) -> Tensor | None:
     """The mask, as far as it is needed: nothing where it hides nothing, or only what comes after each query."""
+    from transformers.masking_utils import sdpa_mask
+
     blank = {**named, "mask_function": _none_seen, "use_vmap": False}  # whether it is needed depends on its outline
     return None if sdpa_mask(**blank) is None else Described(named)
 

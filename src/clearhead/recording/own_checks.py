@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from clearhead.errors import Refusal
 from clearhead.recording.own import registered
@@ -25,6 +24,8 @@ _NO_ATTENTION = re.compile(r"norm|dropout|mask|bias|output|position", re.IGNOREC
 
 def is_foreign(model: nn.Module) -> bool:
     """Whether nothing in the model is from transformers, so that nobody but its author knows how it attends."""
+    from transformers import PreTrainedModel
+
     return not any(isinstance(module, PreTrainedModel) for module in model.modules())
 
 

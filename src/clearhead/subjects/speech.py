@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import GenerationMixin
 
 from clearhead.errors import InputError
 from clearhead.subjects.answers import Answered
@@ -72,6 +71,8 @@ class SpeechToText(EncoderDecoder, WhisperClassification):
         return labels if labels[:1] == self.marks[:1] else [*self.marks, *labels]
 
     def say(self, sample: Answered, count: int) -> Sequence[int]:
+        from transformers import GenerationMixin
+
         start = torch.tensor(self.marks)
         room = self.words.positions - len(start)
         # Whisper's own generation cuts long sounds and tries again at other temperatures; this is one plain pass.
