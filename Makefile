@@ -36,7 +36,7 @@ test-oldest: .venv-oldest/.stamp ## the tests on the oldest supported transforme
 	$(call PYTEST,.venv-oldest,)
 
 test-gpu: .venv/.stamp ## the tests of what is a GPU's: Triton kernels, compiled, and torch's own
-	.venv/bin/python -m pytest -m gpu tests/recording/test_triton.py tests/recording/test_triton_backward.py \
+	.venv/bin/python -m pytest -m gpu tests/capture/kernels/test_triton_reductions.py tests/capture/kernels/test_triton_backward.py \
 		tests/methods/test_lrp.py $(ARGS)
 
 golden: .venv/.stamp ## write the golden files of tests/golden, after a change of behaviour that is meant

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from clearhead.training import Clock, load_checkpoint, ramp
-from clearhead.training.guidance import Guide, guidance_loss, mass_on, strength
+from clearhead.training.attention_guidance import Guide, guidance_loss, mass_on, strength
 
 CLASS = "separator"
 HEADS = (0, 1)
@@ -67,7 +67,7 @@ def prepare(folder: Path, split: str) -> None:
     """The first so many functions in Java and C#, and which of their tokens are of the class."""
     from tokenizers import Tokenizer
 
-    from clearhead.bias.syntax import parse
+    from clearhead.studies.code.syntax import parse
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     clones = read_clones(folder, split)

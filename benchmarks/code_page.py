@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from marked import shown, table, write_between
 
-from clearhead.bias.syntax import CLASSES
+from clearhead.studies.code.syntax import CLASSES
 
 NAMES = {
     "java": "Java, masked tokens",

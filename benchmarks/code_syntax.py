@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 import clearhead
-from clearhead.bias.code import Measured, functions_of, looked_at, measure_both
-from clearhead.bias.questions import Question
-from clearhead.bias.syntax import CLASSES, PARTS
-from clearhead.files import whole
+from clearhead.data.atomic_file import whole
+from clearhead.studies.code.attention import Measured, functions_of, looked_at, measure_both
+from clearhead.studies.code.syntax import CLASSES, PARTS
+from clearhead.studies.code.tasks import Question
 
 FAMILIES = ("saliency", "integrated-gradients", "gradient-shap", "deeplift", "deeplift-shap")
 #: The model that is asked each kind of question, and by which methods its answers are explained.
@@ -79,7 +79,7 @@ def parse_options() -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> None:
     from code_data import python_functions
 
-    from clearhead.bias.questions import cloze, translations
+    from clearhead.studies.code.tasks import cloze, translations
 
     masked = clearhead.load("zoo:code")
     java, cs = (_lines(options.data / "code" / f"valid.java-cs.txt.{end}") for end in ("java", "cs"))
@@ -109,7 +109,7 @@ def clones(folder: Path) -> list[Question]:
     from code_data import read_clones
     from tokenizers import Tokenizer
 
-    from clearhead.bias.questions import pairs
+    from clearhead.studies.code.tasks import pairs
 
     stored = read_clones(folder, "valid")
     drawn = Pairs(stored, torch.device("cpu"))
@@ -221,8 +221,8 @@ def among(values: np.ndarray, classes: Sequence[str], names: Sequence[str]) -> n
 
 
 def write(options: argparse.Namespace) -> None:
-    from clearhead.bias.code_study import compared, concluded
-    from clearhead.show import code
+    from clearhead.render.mpl import code
+    from clearhead.studies.code.study import compared, concluded
 
     asked = pickle.loads((options.work / "questions.pickle").read_bytes())
     options.out.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.recording.cached_tiles import CachedTiles
-from clearhead.recording.reduce import Reduce
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.kernels.cpu import CachedTiles
 
 HEADS, WIDTH = 12, 64
 

@@ -25,15 +25,15 @@ from matplotlib.figure import Figure
 
 import clearhead
 from clearhead.bench import data as reading
-from clearhead.bias.sources import read_source
-from clearhead.bias.study import study
-from clearhead.bias.templates import ADJECTIVES_AND_SUBJECTS, free, occupations, people
-from clearhead.bias.words import GENDER, axis_vectors, collect, directions_of, known_pairs
-from clearhead.cli.sets import first_of_each, read_texts
-from clearhead.concepts.sets import laid_over, textures
+from clearhead.cli.input_sets import first_of_each, read_texts
+from clearhead.concepts.concept_data import laid_over, textures
+from clearhead.concepts.significance import Tested, corrected
 from clearhead.concepts.tcav import prepare
-from clearhead.concepts.testing import Tested, corrected
-from clearhead.show import axis, concepts
+from clearhead.concepts.word_pairs import GENDER, axis_vectors, collect, directions_of, known_pairs
+from clearhead.render.mpl import axis, concepts
+from clearhead.studies.gender.bias_datasets import read_source
+from clearhead.studies.gender.study import study
+from clearhead.studies.gender.templates import ADJECTIVES_AND_SUBJECTS, free, occupations, people
 
 CLASSES = ("Bengal", "Egyptian Mau", "Abyssinian", "beagle", "samoyed")
 KINDS = ("dotted", "striped", "bubbly", "checkered")

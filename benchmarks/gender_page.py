@@ -11,7 +11,7 @@ from typing import Any
 
 from marked import minus, shown, table, write_between
 
-from clearhead.bench.statistics import holm
+from clearhead.stats import holm
 
 Found = dict[str, Any]
 

@@ -28,9 +28,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import numpy as np
 import torch
 
-from clearhead.bench.explaining import with_controls
-from clearhead.bench.planning import Job, Task, base_key, chunks
-from clearhead.bench.working import Worker, versions
+from clearhead.bench.chunk_explanations import with_controls
+from clearhead.bench.job import Job, Task, base_key, chunks
+from clearhead.bench.worker import Worker, versions
 from clearhead.methods.base import REGISTRY
 
 ROWS = Path("build/leaderboard")

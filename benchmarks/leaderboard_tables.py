@@ -15,8 +15,8 @@ import numpy as np
 from leaderboard import CASES, lines_of
 from scipy.stats import kendalltau
 
-from clearhead.bench.explaining import CONTROLS
-from clearhead.bench.statistics import Interval, interval, ranks
+from clearhead.bench.chunk_explanations import CONTROLS
+from clearhead.stats import Interval, interval, ranks
 
 SAID_OF_TIES = (
     "In how many columns of each table a method cannot be told from the best; columns whose examples are too few to "

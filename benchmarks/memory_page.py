@@ -10,7 +10,7 @@ from typing import Any
 
 from memory_budget import TOGETHER
 
-from clearhead.budget import bytes_of
+from clearhead.engine.memory_budget import bytes_of
 from clearhead.methods.base import REGISTRY
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.recording.fused import CUDNN, FLASH, Fused
-from clearhead.recording.triton_backward import Backward, ways_of
-from clearhead.recording.triton_sums import Blocks, Rebuilt
+from clearhead.capture.kernels.fused_sdpa import CUDNN, FLASH, Fused
+from clearhead.capture.kernels.triton.backward import Backward, ways_of
+from clearhead.capture.kernels.triton.reductions import Blocks, Rebuilt
 
 TINY = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if TINY else "cuda"

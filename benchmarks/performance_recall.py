@@ -20,7 +20,7 @@ import clearhead
 from clearhead import Method
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.recording.same_pass import far, whole_maps_in_float64
+from tests.capture.float64_reference import far, whole_maps_in_float64
 
 METHODS = [
     *("generic", "grad-sam", "attcat", "attention", "attention-gradcam", "attention-x-gradient", "rollout"),

@@ -36,11 +36,11 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.bench.chunk_explanations import CONTROLS
 from clearhead.bench.data import DataSet, Example, read
-from clearhead.bench.explaining import CONTROLS
-from clearhead.bench.planning import Job, Task, chunks
-from clearhead.bench.protocol import ranking
-from clearhead.bench.working import Worker
+from clearhead.bench.job import Job, Task, chunks
+from clearhead.bench.protocols.base import ranking
+from clearhead.bench.worker import Worker
 
 #: The six that are compared, and the controls that are in every table of clearhead's: both sides measure all.
 METHODS = ("generic", "grad-sam", "attention-x-gradient", "attention-gradcam", "saliency", "input-x-gradient")

@@ -108,7 +108,7 @@ def explainer(model: str, given: Inputs, size: Size, folder: Path, device: str) 
 
     if model != "bilstm":
         return clearhead.load(f"zoo:{model}", device=device, dtype="float32")
-    from clearhead.probes.original import original
+    from clearhead.studies.bilstm import original
 
     texts, labels = zip(*given.learned, strict=True)
     kept = folder / "runs" / "bilstm.safetensors"
@@ -151,9 +151,9 @@ def pace(model: str) -> float:
 def jobs() -> dict[str, Callable[..., Any]]:
     """By name, what a job computes from the explainer, the inputs, the size, the model's name and the folder."""
     from clearhead import probes
-    from clearhead.probes.fitting import Lessons, Training
-    from clearhead.probes.subjecting import Scope
-    from clearhead.probes.trading import misled
+    from clearhead.probes.adversarial_training import misled
+    from clearhead.probes.base import Scope
+    from clearhead.probes.fine_tuning import Lessons, Training
 
     def plain(probe: str, count: str, **how: Any) -> Callable[..., Any]:
         def run(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
@@ -228,7 +228,7 @@ def jobs() -> dict[str, Callable[..., Any]]:
 
 def evidence(ex: Any, one: Any) -> list[list[bool]]:
     """For each minimal set of words that decides the label, which units belong to it; then those set aside."""
-    from clearhead.subjects.base import How
+    from clearhead.adapters.base import How
 
     units = ex.subject.samples(one.text, How())[0].axes[ex.subject.stream].parts[0]
 
@@ -245,9 +245,9 @@ def evidence(ex: Any, one: Any) -> list[list[bool]]:
 
 def truth(ex: Any, given: Inputs, size: Size, model: str, folder: Path) -> Any:
     """Which methods find what is known to decide the label: average precision, example by example."""
+    from clearhead.bench.chunk_explanations import applicable, explained, with_controls
     from clearhead.bench.data import read
-    from clearhead.bench.explaining import applicable, explained, with_controls
-    from clearhead.bench.truth import Truth
+    from clearhead.bench.protocols.known_evidence import Truth
 
     protocol = Truth()
     names = ["attention", "rollout", "attention-x-gradient", "generic", "grad-sam", "input-x-gradient", "saliency"]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from probes_figures import FIGURES, MODELS, Results, column, panels
 
-from clearhead.bench.statistics import Interval, interval
-from clearhead.bench.truth import found as found_in
+from clearhead.bench.protocols.known_evidence import found as found_in
+from clearhead.stats import Interval, interval
 
 SAME = 0.05
 

@@ -21,12 +21,12 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 
 import clearhead
+from clearhead.bench.chunk_explanations import applicable, explained, with_controls
 from clearhead.bench.data import read
-from clearhead.bench.data.known import TASKS
-from clearhead.bench.explaining import applicable, explained, with_controls
-from clearhead.bench.protocol import Measurement
+from clearhead.bench.data.zoo_tasks import TASKS
+from clearhead.bench.protocols.base import Measurement
+from clearhead.bench.protocols.known_evidence import FIGURES, Truth
 from clearhead.bench.tables import columns, markdown
-from clearhead.bench.truth import FIGURES, Truth
 from clearhead.methods.base import REGISTRY
 
 

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from tests.architectures.table import PAGE, committed, row_of
-from tests.architectures.tiny import classes
+from tests.architectures.tiny_models import classes
 from tests.architectures.trial import WORKS
 
 LEAST = 120  # model types that must work

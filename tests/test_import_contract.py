@@ -15,34 +15,32 @@ import clearhead
 SOURCES = Path(__file__).parents[1] / "src"
 KNOWN_VIOLATIONS = Path(__file__).with_name("import_violations.txt")
 
-#: Target package → the modules of it, by how their names begin (after `clearhead.`); the longest beginning counts.
+#: Package of the contract → its modules, by prefix (after `clearhead.`); the longest prefix decides.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "units": ("units",),
     "targets": ("targets",),
-    "stats": ("bench.statistics",),
-    "files": ("files",),
-    "explanation": ("explanation", "joint", "comparison", "aggregation", "checking", "shown", "areas", "masks"),
-    "capture": ("recording",),
-    "interventions": ("recording.patch", "recording.zeroing", "recording.last_row"),
-    "backward_rules": ("rules",),
-    "perturbation": (
-        *("subjects.hiding", "subjects.hidden_patches", "subjects.hidden_words"),
-        *("subjects.hierarchy", "subjects.players", "fills"),
-    ),
+    "stats": ("stats",),
+    "images": ("images",),
+    "files": ("data.atomic_file",),
+    "explanation": ("explanation",),
+    "capture": ("capture",),
+    "interventions": ("interventions",),
+    "backward_rules": ("backward_rules",),
+    "perturbation": ("perturbation",),
     "methods": ("methods",),
     "profiles": ("profiles",),
-    "adapters": ("subjects",),
-    "engine": ("explainer", "examined", "applying", "plan", "results", "passes", "kernels", "budget", "baselines"),
-    "render": ("show",),
+    "adapters": ("adapters",),
+    "engine": ("engine", "explainer"),
+    "render": ("render",),
     "bench": ("bench",),
     "probes": ("probes",),
     "concepts": ("concepts",),
-    "studies": ("bias", "lecturing"),
+    "studies": ("studies",),
     "web": ("web",),
     "cli": ("cli",),
 }
-_BASE = ("errors", "units", "targets", "stats", "files")
+_BASE = ("errors", "units", "targets", "stats", "images", "files")
 _CLIENTS = ("bench", "probes", "concepts", "studies", "web", "cli")
 _INTERNAL = (
     *("capture", "interventions", "backward_rules", "perturbation", "methods", "profiles", "adapters", "engine"),
@@ -159,7 +157,7 @@ def test_every_module_of_a_package_with_a_rule_exists() -> None:
 
 
 def test_the_longest_prefix_decides_on_the_package() -> None:
-    modules = ("clearhead.recording.patch", "clearhead.recording.tape", "clearhead.unitsize", "clearhead")
+    modules = ("clearhead.interventions.attention_patch", "clearhead.capture.tape", "clearhead.unitsize", "clearhead")
     assert [find_package(module) for module in modules] == ["interventions", "capture", None, None]
 
 

@@ -276,9 +276,9 @@ def test_the_masked_position_is_part_of_the_result(given: Any, kind: str, mask: 
 def test_which_mask_was_explained_can_be_read(wanted: Any) -> None:
     import jsonschema
 
-    from clearhead.show import wording
-    from tests.test_explanation import SCHEMA
+    from clearhead.render import text_labels
+    from tests.explanation.test_explanation import SCHEMA
 
     e = explainer("bert/mask").explain("I [MASK] the [MASK].", target=wanted)
-    assert e.target["mask"] == 1 and wording.target_line(e).endswith("at mask 1")
+    assert e.target["mask"] == 1 and text_labels.target_line(e).endswith("at mask 1")
     jsonschema.validate(e.to_dict(), SCHEMA)

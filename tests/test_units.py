@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
-from clearhead.explanation import Explanation
+from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units, located, numbered, patches, spans
 from tests.models import CORPUS, explainer, tokenizer
 

@@ -11,60 +11,60 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clearhead.aggregation import aggregate, to_frame
-    from clearhead.comparison import Comparison, compare
-    from clearhead.converting import Conversion, convert
+    from clearhead.adapters import Subject, register_subject
+    from clearhead.adapters.custom.images import Pictures
+    from clearhead.adapters.custom.tokens import Tokens
+    from clearhead.capture.sources.custom_modules import register_attention
+    from clearhead.capture.tape import Call, Tape
     from clearhead.errors import ClearheadError, InputError, Refusal
     from clearhead.explainer import Explainer
-    from clearhead.explanation import Explanation, from_dict
-    from clearhead.explanation import load as open_explanation
-    from clearhead.joint import JointExplanation
-    from clearhead.lecturing import Lecture, lecture
-    from clearhead.loading import load
+    from clearhead.explanation.aggregation import aggregate, to_frame
+    from clearhead.explanation.comparison import Comparison, compare
+    from clearhead.explanation.explanation import Explanation, from_dict
+    from clearhead.explanation.explanation import load as open_explanation
+    from clearhead.explanation.multi_stream import JointExplanation
+    from clearhead.loader import load
     from clearhead.methods import Fold, Method, Scores, register
-    from clearhead.recording.own import register_attention
-    from clearhead.recording.tape import Call, Tape
-    from clearhead.show.html import report
-    from clearhead.subjects import Subject, register_subject
-    from clearhead.subjects.own_pictures import Pictures
-    from clearhead.subjects.own_tokens import Tokens
+    from clearhead.render.html import report
+    from clearhead.studies.checkpoints import Conversion, convert
+    from clearhead.studies.lecture import Lecture, lecture
     from clearhead.targets import Answer, Contrast, Generated, Label, MaskedWord, Predicted, Query, TokenLabel
     from clearhead.units import Units
-    from clearhead.verifying import Verification, verify
+    from clearhead.verification import Verification, verify
     from clearhead.zoo import models
 
 # Each name and the module that it comes from: nothing heavy is imported before it is used.
 _WHERE = {
-    "aggregate": "aggregation",
-    "to_frame": "aggregation",
-    "Comparison": "comparison",
-    "compare": "comparison",
-    "Conversion": "converting",
-    "convert": "converting",
+    "aggregate": "explanation.aggregation",
+    "to_frame": "explanation.aggregation",
+    "Comparison": "explanation.comparison",
+    "compare": "explanation.comparison",
+    "Conversion": "studies.checkpoints",
+    "convert": "studies.checkpoints",
     "ClearheadError": "errors",
     "InputError": "errors",
     "Refusal": "errors",
     "Explainer": "explainer",
-    "Explanation": "explanation",
-    "from_dict": "explanation",
-    "open_explanation": "explanation:load",
-    "load": "loading",
+    "Explanation": "explanation.explanation",
+    "from_dict": "explanation.explanation",
+    "open_explanation": "explanation.explanation:load",
+    "load": "loader",
     "models": "zoo",
     "Fold": "methods",
     "Method": "methods",
     "Scores": "methods",
     "register": "methods",
-    "register_attention": "recording.own",
-    "JointExplanation": "joint",
-    "Lecture": "lecturing",
-    "lecture": "lecturing",
-    "Call": "recording.tape",
-    "Tape": "recording.tape",
-    "report": "show.html",
-    "Pictures": "subjects.own_pictures",
-    "Tokens": "subjects.own_tokens",
-    "Subject": "subjects",
-    "register_subject": "subjects",
+    "register_attention": "capture.sources.custom_modules",
+    "JointExplanation": "explanation.multi_stream",
+    "Lecture": "studies.lecture",
+    "lecture": "studies.lecture",
+    "Call": "capture.tape",
+    "Tape": "capture.tape",
+    "report": "render.html",
+    "Pictures": "adapters.custom.images",
+    "Tokens": "adapters.custom.tokens",
+    "Subject": "adapters",
+    "register_subject": "adapters",
     "Answer": "targets",
     "Contrast": "targets",
     "Generated": "targets",
@@ -74,8 +74,8 @@ _WHERE = {
     "Query": "targets",
     "TokenLabel": "targets",
     "Units": "units",
-    "Verification": "verifying",
-    "verify": "verifying",
+    "Verification": "verification",
+    "verify": "verification",
 }
 
 __all__ = [

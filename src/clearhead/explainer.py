@@ -5,23 +5,23 @@ from typing import Any
 
 import torch
 
-from clearhead.applying import Applies, Applying
-from clearhead.batches import batches_of, followed
-from clearhead.budget import Budget, OverBudget, bytes_of
+from clearhead.adapters.base import Given, How, Sample, Subject
+from clearhead.capture.attention.tiling import Tiles
+from clearhead.capture.checks.self_test import SelfTest
+from clearhead.capture.recorder import Recorder, Unbatched
+from clearhead.capture.tape import Tape
+from clearhead.engine.applicability import Applies, Applying
+from clearhead.engine.assembly import Pass, Request, explanations_of
+from clearhead.engine.attention_mode import check_kernel, check_streams, streams
+from clearhead.engine.batching import batches_of, followed
+from clearhead.engine.capabilities import Examined
+from clearhead.engine.memory_budget import Budget, OverBudget, bytes_of
+from clearhead.engine.passes import run
+from clearhead.engine.target_batch import Plan, Reading
 from clearhead.errors import InputError, Refusal, unknown
-from clearhead.examined import Examined
-from clearhead.joint import AnyExplanation
-from clearhead.kernels import check_kernel, check_streams, streams
+from clearhead.explanation.multi_stream import AnyExplanation
 from clearhead.methods.base import REGISTRY, Method, methods_of
-from clearhead.passes import run
-from clearhead.plan import Plan, Reading
 from clearhead.profiles import profile_named
-from clearhead.recording.recorder import Recorder, Unbatched
-from clearhead.recording.self_test import SelfTest
-from clearhead.recording.tape import Tape
-from clearhead.recording.tiles import Tiles
-from clearhead.results import Pass, Request, explanations_of
-from clearhead.subjects.base import Given, How, Sample, Subject
 from clearhead.targets import Target, TargetLike, make_target
 
 MethodLike = str | Method

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import clearhead
+from clearhead.adapters.base import How
+from clearhead.capture.session import hooks
+from clearhead.engine.target_batch import Plan
 from clearhead.explainer import Explainer
-from clearhead.plan import Plan
-from clearhead.recording.scope import hooks
-from clearhead.subjects.base import How
 from clearhead.targets import make_target
 
 #: In float64; some models compute their softmax or norms in float32 all the same.

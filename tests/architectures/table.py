@@ -19,8 +19,8 @@ from pathlib import Path
 
 import transformers
 
-from clearhead.subjects.base import kind_of
-from tests.architectures.tiny import MOST_WEIGHTS, build, classes
+from clearhead.adapters.base import kind_of
+from tests.architectures.tiny_models import MOST_WEIGHTS, build, classes
 from tests.architectures.trial import WORKS, Outcome, tried
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench.agreement import Agreement, Classes
+from clearhead.adapters.base import How
+from clearhead.bench.chunk_explanations import explained, with_controls
 from clearhead.bench.data import Example
-from clearhead.bench.explaining import explained, with_controls
-from clearhead.bench.protocol import Protocol
-from clearhead.bench.published import PUBLISHED
-from clearhead.bench.subsets import Subsets, correlation, starts
+from clearhead.bench.protocols.agreement import Agreement, Classes
+from clearhead.bench.protocols.base import Protocol
+from clearhead.bench.protocols.presets import PUBLISHED
+from clearhead.bench.protocols.sensitivity import Subsets, correlation, starts
 from clearhead.errors import InputError
-from clearhead.subjects.base import How
 from tests.bench.replicas import agreement as replica
 from tests.bench.replicas.perturbation import bilinear, picture_logits, text_logits
 from tests.models import explainer, inputs

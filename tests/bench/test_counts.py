@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from clearhead.bench.data import DataSet, Example
-from clearhead.bench.planning import Job
-from clearhead.bench.protocol import ranking
-from clearhead.bench.running import Run
-from clearhead.explanation import Explanation
+from clearhead.bench.job import Job
+from clearhead.bench.protocols.base import ranking
+from clearhead.bench.runner import Run
+from clearhead.explanation.explanation import Explanation
 from clearhead.methods.base import Method
 from tests.models import explainer, inputs
 

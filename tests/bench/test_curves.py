@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from clearhead.bench.curves import area, removed_counts
-from clearhead.bench.published import PUBLISHED
+from clearhead.bench.protocols.curves import area, removed_counts
+from clearhead.bench.protocols.presets import PUBLISHED
 from clearhead.errors import InputError
 
 CURVE = (0.81432, 0.79922, 0.7817, 0.75598, 0.71788, 0.65886, 0.57622, 0.46286, 0.31408, 0.13184)

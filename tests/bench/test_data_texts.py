@@ -286,7 +286,7 @@ def test_what_is_said_when_nothing_is_there(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_data_set_of_ones_own_is_registered_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("clearhead.bench.data.reading.READERS", dict(READERS))
+    monkeypatch.setattr("clearhead.bench.data.registry.READERS", dict(READERS))
 
     @register("haiku", licence="CC0", get="write some", folders=["haiku"], marks=["*.txt"])
     def haiku(reader: Reader, folder: Path, split: str | None, season: str = "autumn") -> DataSet:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.bench.chunk_explanations import explained
 from clearhead.bench.data import Example, Mask, read
-from clearhead.bench.explaining import explained
-from clearhead.bench.perturbed import Pictures, Texts
-from clearhead.bench.published import PUBLISHED
-from clearhead.bench.rationales import Rationales, word_scores, words_of
-from clearhead.bench.segmentation import Segmentation
+from clearhead.bench.protocols.perturbation_modalities import Pictures, Texts
+from clearhead.bench.protocols.presets import PUBLISHED
+from clearhead.bench.protocols.rationales import Rationales, word_scores, words_of
+from clearhead.bench.protocols.segmentation import Segmentation
 from clearhead.methods.base import Method
 from tests.bench.replicas import eraser_scorer
 from tests.models import explainer, inputs
@@ -192,6 +192,6 @@ def test_quantus_flips_the_same_patches_and_finds_the_same_mass() -> None:
 
 
 def _how() -> Any:
-    from clearhead.subjects.base import How
+    from clearhead.adapters.base import How
 
     return How()

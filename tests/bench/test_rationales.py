@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.bench.data import Characters, Example
-from clearhead.bench.rationales import Rationales, curve_areas, iou_f1, word_scores, words_of
+from clearhead.bench.protocols.rationales import Rationales, curve_areas, iou_f1, word_scores, words_of
 from clearhead.errors import InputError
-from clearhead.explanation import Explanation
+from clearhead.explanation.explanation import Explanation
 from clearhead.units import Units
 from tests.bench.replicas import rationales as replica
 from tests.models import explainer

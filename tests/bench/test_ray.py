@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clearhead.bench.engines import engine
-from clearhead.bench.planning import Job, Task
+from clearhead.bench.job import Job, Task
 from clearhead.bench.ray_engine import RETRIES, Keeper, Tries
-from clearhead.bench.running import Run
-from clearhead.bench.working import Worker
+from clearhead.bench.runner import Run
+from clearhead.bench.worker import Worker
 from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer
 

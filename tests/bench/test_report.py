@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.bench.exporting import csv_text, escaped, latex_text
-from clearhead.bench.page import page
-from clearhead.bench.planning import named
-from clearhead.bench.protocol import Measurement
-from clearhead.bench.reading_back import Finished, Section
+from clearhead.bench.export import csv_text, escaped, latex_text
+from clearhead.bench.job import named
+from clearhead.bench.protocols.base import Measurement
+from clearhead.bench.report_page import page
+from clearhead.bench.run_results import Finished, Section
 from clearhead.bench.store import Row, Shard, Store, Wanted
 from clearhead.cli import main
 from clearhead.errors import InputError
-from tests.show.pages import Page, assert_harmless
+from tests.render.static_html import Page, assert_harmless
 
 pytest.importorskip("pyarrow")
 EVIL = "<script>x</script>_1"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.bench.agreement import Classes
+from clearhead.bench.chunk_explanations import explained, with_controls
 from clearhead.bench.data import Example
-from clearhead.bench.explaining import explained, with_controls
-from clearhead.bench.protocol import Protocol
-from clearhead.bench.sanity import (
+from clearhead.bench.protocols.agreement import Classes
+from clearhead.bench.protocols.base import Protocol
+from clearhead.bench.protocols.sanity import (
     InputInvariance,
     LabelRandomisation,
     Randomisation,
@@ -115,7 +115,7 @@ def test_a_shift_that_the_model_takes_back_changes_nothing_it_computes() -> None
 
 
 def _how() -> Any:
-    from clearhead.subjects.base import How
+    from clearhead.adapters.base import How
 
     return How()
 

@@ -8,9 +8,9 @@ from PIL import Image
 
 from clearhead.bench.data import DataSet, Example, Mask, Region
 from clearhead.bench.data.mosaic import mosaics
-from clearhead.bench.perturbed import scaled_up
-from clearhead.bench.published import PUBLISHED
-from clearhead.bench.segmentation import (
+from clearhead.bench.protocols.perturbation_modalities import scaled_up
+from clearhead.bench.protocols.presets import PUBLISHED
+from clearhead.bench.protocols.segmentation import (
     THRESHOLDS,
     Segmentation,
     average_precision,
@@ -23,8 +23,8 @@ from clearhead.bench.segmentation import (
     view_of,
 )
 from clearhead.errors import InputError
-from clearhead.explanation import Explanation
-from clearhead.masks import otsu
+from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.otsu_mask import otsu
 from clearhead.units import patches
 from tests.bench.replicas import segmentation as replica
 

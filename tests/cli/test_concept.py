@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from clearhead.concepts.concept_data import textures
 from clearhead.concepts.directions import Directions
-from clearhead.concepts.sets import textures
 from tests.cli.conftest import Clearhead
 
 TEXTS = [f"{w} {v} the {t}." for w in ("he", "she", "the", "it") for v in ("is", "like") for t in ("book", "mov", "on")]

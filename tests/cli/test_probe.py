@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Clearhead
-from tests.show.pages import Page
+from tests.render.static_html import Page
 
 
 def test_a_table_and_what_follows(clearhead: Clearhead, bert: Path) -> None:

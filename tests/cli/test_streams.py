@@ -15,7 +15,7 @@ from scipy.io import wavfile
 import clearhead as ch
 from tests import dual_models, models
 from tests.cli.conftest import Clearhead
-from tests.show import streams
+from tests.render import example_results
 
 TEXT = "I like the movie."
 
@@ -41,9 +41,9 @@ def wav2vec() -> Any:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "clip": lambda: (dual_models.model("clip", torch.float32), dual_models.processor("clip")),
-    "decoder": lambda: streams.decoder(torch.float32),
-    "bart": lambda: streams.bart(torch.float32),
-    "detr": lambda: streams.detector(torch.float32),
+    "decoder": lambda: example_results.decoder(torch.float32),
+    "bart": lambda: example_results.bart(torch.float32),
+    "detr": lambda: example_results.detector(torch.float32),
     "tagger": lambda: models.text_model("bert", "ForTokenClassification", torch.float32),
     "reader": lambda: models.text_model("bert", "ForQuestionAnswering", torch.float32, num_labels=2),
     "encoder": lambda: models.text_model("bert", "Model", torch.float32),
@@ -70,7 +70,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture
 def dog(tmp_path: Path) -> Path:
-    Image.fromarray(streams.picture()).save(tmp_path / "dog.png")
+    Image.fromarray(example_results.picture()).save(tmp_path / "dog.png")
     return tmp_path / "dog.png"
 
 

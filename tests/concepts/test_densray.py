@@ -7,7 +7,7 @@ import torch
 
 from clearhead.concepts import Directions
 from clearhead.concepts.densray import Moments, densray, densray_of_numbers, scatter
-from clearhead.concepts.held_out import held_out, held_out_of_numbers
+from clearhead.concepts.direction_validation import held_out, held_out_of_numbers
 from clearhead.errors import InputError
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from clearhead.concepts.cost import cost_at_masks, cost_with_labels
+from clearhead.concepts.ablation_cost import cost_at_masks, cost_with_labels
 from clearhead.concepts.densray import densray
-from clearhead.concepts.layers import sites
+from clearhead.concepts.hidden_states import states_of
+from clearhead.concepts.layer_hooks import sites
 from clearhead.concepts.removal import conceptor_negation, hard_direction, removed, without
-from clearhead.concepts.states import states_of
 from clearhead.errors import InputError
 from tests.models import TEXTS, explainer, inputs
 
@@ -105,6 +105,6 @@ def test_what_removing_costs_is_measured_on_the_same_inputs():
 
 
 def how():
-    from clearhead.subjects import How
+    from clearhead.adapters import How
 
     return How()

@@ -5,18 +5,7 @@ import pytest
 import torch
 
 from clearhead.concepts import Directions
-from clearhead.concepts.sets import TEXTURES, from_folder, laid_over, textures, with_words
-from clearhead.concepts.tcav import inquire, relative, tcav
-from clearhead.concepts.testing import (
-    against_all,
-    binomial_interval,
-    corrected,
-    deal,
-    judged,
-    random_magnitudes,
-    random_vectors,
-)
-from clearhead.concepts.vectors import (
+from clearhead.concepts.cav import (
     CLASSIFIERS,
     Examples,
     activations,
@@ -26,6 +15,17 @@ from clearhead.concepts.vectors import (
     sensitivities,
     tcav_score,
 )
+from clearhead.concepts.concept_data import TEXTURES, from_folder, laid_over, textures, with_words
+from clearhead.concepts.significance import (
+    against_all,
+    binomial_interval,
+    corrected,
+    deal,
+    judged,
+    random_magnitudes,
+    random_vectors,
+)
+from clearhead.concepts.tcav import inquire, relative, tcav
 from clearhead.errors import ClearheadError, InputError
 from tests.models import explainer, inputs
 
@@ -85,8 +85,8 @@ def test_sensitivity_is_the_derivative_along_the_concept(subject, pool):
 
 def _moved(ex, raw, layer, pool, step):
     """The logit of class 1 with the units' states moved."""
-    from clearhead.concepts.layers import acting, sites
-    from clearhead.subjects import How
+    from clearhead.adapters import How
+    from clearhead.concepts.layer_hooks import acting, sites
 
     sample = ex.subject.samples(raw, How())[0]
     inside = torch.tensor([not special for special in sample.units.special])

@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 import clearhead
-from tests import dual_models, image_text_models, joint_models, models, own_models
+from tests import custom_models, dual_models, joint_models, models, vision_language_models
 
 #: Relative to the largest score. Some models compute their softmax or their norms in float32, whatever their dtype;
 #: ViT, Swin and CLIP do so in their eager attention.
@@ -139,7 +139,7 @@ def _build_deep_image_model(name: str) -> tuple[Any, ...]:
 
 
 def _build_own_model(name: str) -> tuple[Any, ...]:
-    return own_models.made(name), own_models.CASES[name].reader()
+    return custom_models.made(name), custom_models.CASES[name].reader()
 
 
 def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -204,14 +204,14 @@ GOLDEN_MODELS: dict[str, GoldenModel] = {
     "vilt": GoldenModel(joint_models.vilt, lambda: joint_models.together(joint_models.inputs("vilt")[:2])),
     "detr": GoldenModel(_build_detr, lambda: {"inputs": {"pixel_values": _draw(1, 3, 96, 128)}}),
     "llava": GoldenModel(
-        lambda: (image_text_models.model("llava"), image_text_models.tokenizer()),
-        lambda: {"inputs": {**image_text_models.inputs("llava"), "pixel_values": _draw(1, 3, 16, 16)}},
+        lambda: (vision_language_models.model("llava"), vision_language_models.tokenizer()),
+        lambda: {"inputs": {**vision_language_models.inputs("llava"), "pixel_values": _draw(1, 3, 16, 16)}},
         FLOAT32_INSIDE,
     ),
     "own-vit": GoldenModel(
         lambda: _build_own_model("vit, class token"), lambda: {"inputs": [_draw(3, 16, 12, seed=s) for s in range(2)]}
     ),
     "own-encoder": GoldenModel(
-        lambda: _build_own_model("nn.TransformerEncoder"), lambda: {"inputs": own_models.TEXTS}, readout="mean"
+        lambda: _build_own_model("nn.TransformerEncoder"), lambda: {"inputs": custom_models.TEXTS}, readout="mean"
     ),
 }

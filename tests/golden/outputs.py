@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from clearhead.cli import main
-from tests import models, original_models
+from tests import models, original_checkpoints
 from tests.golden.models import fill_weights
 
 Outputs = dict[str, Any]
@@ -256,12 +256,12 @@ def _write_files() -> None:
     }
     for name, text in texts.items():
         Path(name).write_text(text, encoding="utf-8")
-    from clearhead.concepts.sets import textures
+    from clearhead.concepts.concept_data import textures
 
     for kind, count in (("bubbly", 3), ("checkered", 18)):
         Path(kind).mkdir()
         for index, image in enumerate(textures(kind, count, 20)):
             Image.fromarray(image).save(f"{kind}/{index:02d}.png")
-    original = original_models.VisionTransformer("token")
+    original = original_checkpoints.VisionTransformer("token")
     fill_weights(original)
     torch.save({name: weight.float() for name, weight in original.state_dict().items()}, "original.pth")

@@ -7,55 +7,59 @@ import torch
 import clearhead
 from clearhead import Method
 from tests import models
+from tests.methods import replica_comparison, test_path_methods
 from tests.methods import test_parity as parity
-from tests.methods import test_paths, twins
 
 
-@pytest.mark.parametrize("subject", twins.SUBJECTS)
+@pytest.mark.parametrize("subject", replica_comparison.SUBJECTS)
 def test_equals_its_replica(subject: str) -> None:
-    twins.assert_twins("attention-gradcam", subject)
+    replica_comparison.assert_twins("attention-gradcam", subject)
 
 
-@pytest.mark.parametrize("subject", twins.FEW)
+@pytest.mark.parametrize("subject", replica_comparison.FEW)
 def test_every_row(subject: str) -> None:
-    twins.assert_twins("attention-gradcam", subject, every_row=True)
+    replica_comparison.assert_twins("attention-gradcam", subject, every_row=True)
 
 
-@pytest.mark.parametrize("layers", twins.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
 @pytest.mark.parametrize("subject", ["bert/classify", "deberta/mask", "beit/image"])
 def test_layers(subject: str, layers: tuple) -> None:
-    twins.assert_twins("attention-gradcam", subject, layers=layers)
+    replica_comparison.assert_twins("attention-gradcam", subject, layers=layers)
 
 
-@pytest.mark.parametrize("heads", twins.HEADS, ids=str)
+@pytest.mark.parametrize("heads", replica_comparison.HEADS, ids=str)
 def test_heads(heads: tuple) -> None:
-    twins.assert_twins("attention-gradcam", "bert/classify", heads=heads)
+    replica_comparison.assert_twins("attention-gradcam", "bert/classify", heads=heads)
 
 
-@pytest.mark.parametrize("target", twins.TARGETS)
+@pytest.mark.parametrize("target", replica_comparison.TARGETS)
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
 def test_targets(subject: str, target: str) -> None:
-    twins.assert_twins("attention-gradcam", subject, target=target)
+    replica_comparison.assert_twins("attention-gradcam", subject, target=target)
 
 
 def test_clamps_after_the_mean_over_heads() -> None:
     """Each head alone is clamped alone: their mean is not the whole, as it would be with the clamp before the mean."""
-    seen, readout = twins.slow("bert/classify", twins.SENTENCES[0])
-    replica = twins.replica_of("attention-gradcam")
+    seen, readout = replica_comparison.slow("bert/classify", replica_comparison.SENTENCES[0])
+    replica = replica_comparison.replica_of("attention-gradcam")
     last = (seen.attention[-1], seen.attention_gradient[-1])
     alone = np.mean([replica.cam(*(part[head : head + 1] for part in last)) for head in range(seen.heads)], axis=0)
-    whole = twins.explainer("bert/classify").explain(twins.SENTENCES[0], "attention-gradcam").scores
-    assert twins.gap(whole, readout @ alone) > 0.01
+    whole = (
+        replica_comparison.explainer("bert/classify")
+        .explain(replica_comparison.SENTENCES[0], "attention-gradcam")
+        .scores
+    )
+    assert replica_comparison.gap(whole, readout @ alone) > 0.01
 
 
 def test_ranking_does_not_depend_on_the_scale_of_the_target() -> None:
-    text = twins.SENTENCES[0]
+    text = replica_comparison.SENTENCES[0]
     one, ten = (
-        twins.with_classifier_times("bert/classify", factor).explain(text, "attention-gradcam", 1).scores
+        replica_comparison.with_classifier_times("bert/classify", factor).explain(text, "attention-gradcam", 1).scores
         for factor in (1, 10)
     )
     assert one.max() > 0
-    assert twins.gap(ten, 10 * one) < 1e-12
+    assert replica_comparison.gap(ten, 10 * one) < 1e-12
 
 
 #: The units that are not special, of each subject.
@@ -69,18 +73,20 @@ INSIDE = {
 
 @pytest.mark.parametrize("subject", INSIDE)
 def test_weights_of_the_row_that_is_read(subject: str) -> None:
-    ex, replica = twins.explainer(subject), twins.replica_of("attention-gradcam")
+    ex, replica = replica_comparison.explainer(subject), replica_comparison.replica_of("attention-gradcam")
     method, row = Method("attention-gradcam", region="row"), Method("attention-gradcam", region="row", rows="all")
     size = 1 if subject.startswith("modernbert") else 3
     found = ex.explain(models.inputs(subject), [method, row, "attention-gradcam"], batch_size=size)
     usual = [e.scores for e in found["attention-gradcam"]]
-    assert max(twins.gap(e.scores, other) for e, other in zip(found[str(method)], usual, strict=True)) > 0.01
-    for i, (seen, readout) in enumerate(twins.slow_batch(subject)):
+    assert (
+        max(replica_comparison.gap(e.scores, other) for e, other in zip(found[str(method)], usual, strict=True)) > 0.01
+    )
+    for i, (seen, readout) in enumerate(replica_comparison.slow_batch(subject)):
         last, inside = (seen.attention[-1], seen.attention_gradient[-1]), range(seen.units)[INSIDE[subject]]
         e = found[str(method)][i]
-        assert twins.gap(e.scores, replica.of_the_row(*last, readout, inside)) < 1e-6
+        assert replica_comparison.gap(e.scores, replica.of_the_row(*last, readout, inside)) < 1e-6
         third = replica.of_the_row(*last, np.eye(seen.units)[2], inside)
-        assert third.max() == 0 or twins.gap(found[str(row)][i].matrix[2], third) < 1e-6
+        assert third.max() == 0 or replica_comparison.gap(found[str(row)][i].matrix[2], third) < 1e-6
 
 
 @pytest.mark.parametrize(("case", "which"), parity.CASES)
@@ -89,21 +95,21 @@ class TestAuthors:
     def test_a_vit(self, case: str, which: str, folder: str) -> None:
         e = parity.vit(case, which, "attention-gradcam", profile="te_vit_eval")
         assert np.isnan(e.scores[0])
-        assert twins.gap(e.heat_map(), parity.theirs("vit", folder, case, which, "cam_attn")) < parity.VIT
+        assert replica_comparison.gap(e.heat_map(), parity.theirs("vit", folder, case, which, "cam_attn")) < parity.VIT
 
     def test_a_vit_that_averages_its_patches(self, case: str, which: str) -> None:
         """Along the wrong axis; NaN where the clamp leaves nothing to be scaled."""
         pixels = torch.as_tensor(parity.theirs("vit", "vit_chefer", case, "pixel_values"))
         with np.load(parity.DATA / "gradcam.npz") as file:
             theirs = {name: file[f"vit_beyond/cases_softmax32/{case}/{which}/mae/{name}"] for name in FIGURES}
-        both = test_paths.averaging().explain(
+        both = test_path_methods.averaging().explain(
             {"pixel_values": pixels}, ["attention", "attention-gradcam"], int(theirs["target"]), profile="bi_vit_mae"
         )
         for method, name in (("attention", "attn_last"), ("attention-gradcam", "cam_attn")):
             scores = both[method].scores[1:]
             assert np.isnan(both[method].scores[0]) and np.isnan(scores).all() == np.isnan(theirs[name]).all()
             if not np.isnan(scores).any():
-                assert twins.gap(scores, theirs[name]) < parity.VIT, name
+                assert replica_comparison.gap(scores, theirs[name]) < parity.VIT, name
 
 
 FIGURES = ("cam_attn", "attn_last", "target")

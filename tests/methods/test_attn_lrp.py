@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.subjects import How
+from clearhead.adapters import How
 from tests import models
-from tests.methods import twins
+from tests.adapters import test_decoder as decoders
+from tests.methods import replica_comparison
 from tests.replicas import attn_lrp as replica
 from tests.replicas.input_x_gradient import unit_vectors
-from tests.subjects import test_decoder as decoders
 
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral")
 PROMPTS = decoders.PROMPTS[:2]
@@ -22,21 +22,21 @@ ROTARY = 1e-6
 
 
 def test_equals_its_replica_on_texts() -> None:
-    ex, texts = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    ex, texts = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     model = ex.subject.model
     for e, text in zip(ex.explain(texts, "attn-lrp", target=2), texts, strict=True):
-        vectors = model.get_input_embeddings()(twins.model_inputs("bert/classify", text)["input_ids"])[0]
-        assert twins.gap(e.scores, replica.scores(model, replica.bert, vectors, 2)) < 1e-10
+        vectors = model.get_input_embeddings()(replica_comparison.model_inputs("bert/classify", text)["input_ids"])[0]
+        assert replica_comparison.gap(e.scores, replica.scores(model, replica.bert, vectors, 2)) < 1e-10
 
 
 def test_equals_its_replica_on_pictures() -> None:
-    ex, pictures = twins.explainer("vit/image"), models.inputs("vit/image")
+    ex, pictures = replica_comparison.explainer("vit/image"), models.inputs("vit/image")
     with decoders.Wide():
         own = ex.explain(pictures, "attn-lrp", target=2)
     for e, picture in zip(own, pictures, strict=True):
-        pixels = twins.model_inputs("vit/image", picture)["pixel_values"][0]
+        pixels = replica_comparison.model_inputs("vit/image", picture)["pixel_values"][0]
         products = replica.scores(ex.subject.model, replica.vit, pixels, 2)
-        assert twins.gap(e.scores, [sum(vector) for vector in unit_vectors(products, 4, 1)]) < 1e-10
+        assert replica_comparison.gap(e.scores, [sum(vector) for vector in unit_vectors(products, 4, 1)]) < 1e-10
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -51,7 +51,7 @@ def test_equals_its_replica_on_decoders(family: str) -> None:
         assert float(forward(replica.Made(ex.subject.model), vectors)[word]) == pytest.approx(
             e.target["value"], rel=ROTARY
         )
-        assert twins.gap(e.scores, replica.scores(ex.subject.model, forward, vectors, word)) < ROTARY
+        assert replica_comparison.gap(e.scores, replica.scores(ex.subject.model, forward, vectors, word)) < ROTARY
 
 
 def _vectors(ex: clearhead.Explainer, prompt: str) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_steps_of_an_answer_together_are_steps_alone() -> None:
         for step in range(count):
             vectors = ex.subject.model.get_input_embeddings()(ids[: len(ids) - count + step])
             alone = replica.scores(ex.subject.model, replica.llama, vectors, int(ids[len(ids) - count + step]))
-            assert twins.gap(together.matrix[step, : len(alone)], alone) < ROTARY
+            assert replica_comparison.gap(together.matrix[step, : len(alone)], alone) < ROTARY
 
 
 def test_experts_as_the_library_runs_them_by_default() -> None:
@@ -92,7 +92,7 @@ def test_experts_as_the_library_runs_them_by_default() -> None:
     slow = clearhead.load(model, decoders.WORDS).explain(PROMPTS[0], "attn-lrp")
     model.set_experts_implementation("grouped_mm")
     fast = clearhead.load(model, decoders.WORDS).explain(PROMPTS[0], "attn-lrp")
-    assert twins.gap(fast.scores, slow.scores) < 1e-4
+    assert replica_comparison.gap(fast.scores, slow.scores) < 1e-4
 
 
 class Strange(nn.Module):
@@ -127,9 +127,9 @@ def test_an_operator_without_a_rule_is_refused_by_name(function: Any, said: str)
 
 def test_nothing_is_left_behind() -> None:
     """After rules, gradients are ordinary again, also after a refusal."""
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     usual = ex.explain(text, "input-x-gradient")
     ruled = ex.explain(text, "attn-lrp")
-    assert twins.gap(ruled.scores, usual.scores) > 0.01
+    assert replica_comparison.gap(ruled.scores, usual.scores) > 0.01
     np.testing.assert_array_equal(ex.explain(text, "input-x-gradient").scores, usual.scores)
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in ex.subject.model.modules())

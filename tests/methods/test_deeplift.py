@@ -16,18 +16,18 @@ from torch.nn import functional as F
 
 import clearhead
 from clearhead import Method
-from clearhead.rules import deeplift as rules
-from clearhead.rules.kinds import NoRule
-from clearhead.rules.sides import LiftedSide, Watched
-from tests import dual_models, image_text_models, models
+from clearhead.backward_rules import deeplift as rules
+from clearhead.backward_rules.deeplift_operators import NoRule
+from clearhead.backward_rules.paired_pass import LiftedSide, Watched
+from tests import dual_models, models, vision_language_models
+from tests.adapters import test_audio as sounds
+from tests.adapters import test_decoder as decoders
+from tests.adapters import test_detection as detectors
+from tests.adapters import test_encoder_decoder as encoder_decoders
+from tests.adapters import test_token_heads as token_heads
+from tests.methods import replica_comparison
 from tests.methods import test_parity as parity
-from tests.methods import twins
 from tests.replicas import deeplift as replica
-from tests.subjects import test_audio as sounds
-from tests.subjects import test_decoder as decoders
-from tests.subjects import test_detection as detectors
-from tests.subjects import test_encoder_decoder as encoder_decoders
-from tests.subjects import test_token_heads as token_heads
 
 LAYOUTS = ("bert/classify", "vit/image", "gpt2", "llama")
 #: What scores may miss of what they should add up to.
@@ -135,8 +135,8 @@ def test_between_equal_sides_a_rule_is_the_gradient(name: str) -> None:
     out = FUNCTIONS[name](leaf)
     mix = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
     (gradient,) = torch.autograd.grad((out * mix).sum(), leaf)
-    assert twins.gap(multipliers(FUNCTIONS[name], x, x), gradient) < 1e-12
-    assert twins.gap(multipliers(FUNCTIONS[name], x + 1e-9, x), gradient) < 1e-6
+    assert replica_comparison.gap(multipliers(FUNCTIONS[name], x, x), gradient) < 1e-12
+    assert replica_comparison.gap(multipliers(FUNCTIONS[name], x + 1e-9, x), gradient) < 1e-6
 
 
 def test_softmax_and_norm_are_steady_where_sides_are_far_apart() -> None:
@@ -160,7 +160,7 @@ def test_the_scale_of_a_small_vector_is_not_too_much_for_half_precision(dtype: t
         return F.layer_norm(x, shape) if centred else F.rms_norm(x, shape, eps=1e-6)
 
     exact, found = multipliers(normed, x, x0), multipliers(normed, x.to(dtype), x0.to(dtype))
-    assert twins.gap(found.double(), exact) < (0.01 if dtype == torch.float16 else 0.1)
+    assert replica_comparison.gap(found.double(), exact) < (0.01 if dtype == torch.float16 else 0.1)
 
 
 def test_half_precision_has_the_scores_of_double_precision() -> None:
@@ -169,7 +169,7 @@ def test_half_precision_has_the_scores_of_double_precision() -> None:
     half, double = clearhead.load((made, words)), clearhead.load((deepcopy(made).double(), words))
     for method in ("deeplift", "deeplift-shap"):
         found, exact = (ex.explain(models.TEXTS[1], method, target=1).scores for ex in (half, double))
-        assert twins.gap(found, exact) < 0.05
+        assert replica_comparison.gap(found, exact) < 0.05
 
 
 def test_slopes_lose_no_digits_in_single_precision() -> None:
@@ -177,10 +177,12 @@ def test_slopes_lose_no_digits_in_single_precision() -> None:
     for name in ("gelu", "silu", "tanh", "sigmoid", "exp"):
         f = FUNCTIONS[name]
         for apart in (1e-6, 1e-3, 0.09, 0.11, 3.0):
-            slope = rules.elementwise(f, clearhead.rules.slopes.SLOPES[name], z, z - apart, torch.ones_like(z))
+            slope = rules.elementwise(
+                f, clearhead.backward_rules.secants.SLOPES[name], z, z - apart, torch.ones_like(z)
+            )
             wide, other = z.double(), (z - apart).double()
             exact = (f(wide) - f(other)) / (wide - other)
-            assert twins.gap(slope.double(), exact) < 2e-6, (name, apart)
+            assert replica_comparison.gap(slope.double(), exact) < 2e-6, (name, apart)
 
 
 # What cannot be told is refused ---------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def test_equals_its_replica() -> None:
     for target in (None, 1):
         for e, text in zip(ex.explain(models.TEXTS, "deeplift", target=target), models.TEXTS, strict=True):
             expected = replica.scores(ex.subject.model, *vectors(ex, text), e.target["index"])
-            assert twins.gap(e.scores, expected) < 1e-10
+            assert replica_comparison.gap(e.scores, expected) < 1e-10
 
 
 @pytest.mark.parametrize(("steady", "far"), [(True, replica.FAR), (False, math.inf)], ids=["steady", "plain"])
@@ -264,7 +266,7 @@ def test_equals_its_replica_where_sides_are_far_apart(steady: bool, far: float) 
         option = {"baseline": "zero"} if method == "deeplift" else {"baselines": ("zero",)}
         e = ex.explain(given, Method(method, steady=steady, **option))
         expected = replica.scores(ex.subject.model, x, np.zeros_like(x), e.target["index"], far)
-        assert twins.gap(e.scores, expected) < 1e-8
+        assert replica_comparison.gap(e.scores, expected) < 1e-8
 
 
 def test_steadied_scores_are_others() -> None:
@@ -272,8 +274,8 @@ def test_steadied_scores_are_others() -> None:
     ex, given = parity.explainer("bert"), parity.bert_inputs("case0")
     methods = [Method("deeplift", baseline="zero", steady=steady) for steady in (True, False)]
     steady, plain = (e.scores for e in ex.explain(given, methods).values())
-    assert twins.gap(steady, plain) > 1e-2
-    assert twins.gap(plain, ex.explain(given, methods[1]).scores) < 1e-12
+    assert replica_comparison.gap(steady, plain) > 1e-2
+    assert replica_comparison.gap(plain, ex.explain(given, methods[1]).scores) < 1e-12
 
 
 def test_captum_has_nothing_to_steady() -> None:
@@ -312,7 +314,7 @@ OTHERS: dict[str, Callable[[], clearhead.Explainer]] = {
     "two towers": lambda: dual_models.explainer("clip"),
     "encoder and decoder": lambda: encoder_decoders.explainer("t5"),
     "a detector": lambda: detectors.explainer("detr"),
-    "a picture among words": lambda: image_text_models.explainer("qwen2"),
+    "a picture among words": lambda: vision_language_models.explainer("qwen2"),
     "a choice between texts": lambda: token_heads.explainer("bert", "ForMultipleChoice"),
     "sounds": lambda: sounds.explainer("wav2vec2"),
 }
@@ -344,7 +346,7 @@ def test_baselines_by_name(baseline: str) -> None:
     ex = explainer("bert/classify")
     e, usual = (ex.explain(models.TEXTS[0], Method("deeplift", baseline=name)) for name in (baseline, None))
     assert abs(e.base_value + e.scores.sum() - e.target["value"]) < 1e-12
-    assert twins.gap(e.scores, usual.scores) > 1e-3
+    assert replica_comparison.gap(e.scores, usual.scores) > 1e-3
 
 
 def test_all_words_of_an_answer_at_once() -> None:
@@ -352,7 +354,7 @@ def test_all_words_of_an_answer_at_once() -> None:
     whole = ex.explain("She hates the book", "deeplift", answer=" it is")
     for step, row in enumerate(whole.matrix):
         alone = ex.explain("She hates the book", "deeplift", clearhead.Generated(step), answer=" it is")
-        assert twins.gap(row[: len(alone.scores)], alone.scores) < 1e-10
+        assert replica_comparison.gap(row[: len(alone.scores)], alone.scores) < 1e-10
 
 
 # captum ---------------------------------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_equals_captum_where_captum_is_right(activation: type[nn.Module]) -> Non
     with LiftedSide(watched):
         out = function(leaf)
     found = (x - x0) * torch.autograd.grad(out.sum(), leaf)[0]
-    assert twins.gap(found, expected.detach()) < 1e-10
+    assert replica_comparison.gap(found, expected.detach()) < 1e-10
 
 
 class Taking(nn.Module):
@@ -401,12 +403,12 @@ def test_the_profile_is_captum_s_own_result_and_warns_of_its_gap() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = DeepLift(Taking(ex.subject.model)).attribute(x, x0, target=e.target["index"])
-    assert twins.gap(e.scores, expected.sum(-1)[0].detach()) < 1e-9
+    assert replica_comparison.gap(e.scores, expected.sum(-1)[0].detach()) < 1e-9
     gap = abs(e.target["value"] - e.base_value - e.scores.sum())
     assert abs(e.certificate["checks"]["completeness_gap"] * np.abs(e.scores).max() - gap) < 1e-12
     assert gap > 0.01 * abs(e.target["value"] - e.base_value), "captum is complete after all"
     assert f"{gap:.2g}" in str(told[0].message)
-    assert twins.gap(e.scores, ex.explain(text, "deeplift").scores) > 1e-3
+    assert replica_comparison.gap(e.scores, ex.explain(text, "deeplift").scores) > 1e-3
 
 
 def test_the_profile_leaves_the_model_as_it_was() -> None:
@@ -419,4 +421,4 @@ def test_the_profile_leaves_the_model_as_it_was() -> None:
     for e, text in zip(batch, models.TEXTS, strict=True):
         with pytest.warns(UserWarning, match="captum's deeplift"):
             alone = ex.explain(text, "deeplift", profile="captum")
-        assert twins.gap(alone.scores, e.scores) < 1e-9
+        assert replica_comparison.gap(alone.scores, e.scores) < 1e-9

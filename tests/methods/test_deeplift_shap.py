@@ -7,7 +7,7 @@ import torch
 import clearhead
 from clearhead import Method
 from tests import models
-from tests.methods import twins
+from tests.methods import replica_comparison
 from tests.methods.test_deeplift import explainer, near_bert, vectors
 from tests.replicas import deeplift_shap as replica
 
@@ -22,22 +22,22 @@ def test_equals_its_replica() -> None:
     other, _ = vectors(ex, "So boring!")
     example[1 : len(other)] = other[1:]
     expected = replica.scores(ex.subject.model, x, [mean, mask, example], e.target["index"])
-    assert twins.gap(e.scores, expected) < 1e-10
+    assert replica_comparison.gap(e.scores, expected) < 1e-10
     assert abs(e.base_value + e.scores.sum() - e.target["value"]) < 1e-12
 
 
 def test_one_baseline_is_deeplift() -> None:
     ex, text = explainer("bert/classify"), models.TEXTS[0]
     one = ex.explain(text, Method("deeplift-shap", baselines="mask"))
-    assert twins.gap(one.scores, ex.explain(text, Method("deeplift", baseline="mask")).scores) < 1e-12
+    assert replica_comparison.gap(one.scores, ex.explain(text, Method("deeplift", baseline="mask")).scores) < 1e-12
 
 
 def test_random_references_depend_on_seed_and_content_alone() -> None:
     ex, text = explainer("bert/classify"), models.TEXTS[2]
     alone, other = (ex.explain(text, "deeplift-shap", seed=seed).scores for seed in (0, 1))
     among = ex.explain(models.TEXTS, "deeplift-shap")[2].scores
-    assert twins.gap(among, alone) < 1e-10
-    assert twins.gap(other, alone) > 1e-3
+    assert replica_comparison.gap(among, alone) < 1e-10
+    assert replica_comparison.gap(other, alone) > 1e-3
 
 
 def test_random_words_stay_when_the_text_goes_on() -> None:
@@ -46,7 +46,7 @@ def test_random_words_stay_when_the_text_goes_on() -> None:
     whole = ex.explain("She hates", "deeplift-shap", answer=" the book because")
     first = ex.explain("She hates", "deeplift-shap", clearhead.Generated(0), answer=" the book because")
     assert len(whole.matrix) > 2
-    assert twins.gap(whole.matrix[0][: len(first.scores)], first.scores) < 1e-10
+    assert replica_comparison.gap(whole.matrix[0][: len(first.scores)], first.scores) < 1e-10
 
 
 def test_more_samples_are_nearer_to_the_mean_of_many() -> None:
@@ -72,7 +72,7 @@ def test_a_profile_for_captum_s() -> None:
     for name in ("mean", "mask"):
         with pytest.warns(UserWarning, match="captum's deeplift"):
             parts.append(ex.explain(text, Method("deeplift", baseline=name), profile="captum").scores)
-    assert twins.gap(e.scores, np.mean(parts, axis=0)) < 1e-12
+    assert replica_comparison.gap(e.scores, np.mean(parts, axis=0)) < 1e-12
 
 
 def test_bad_numbers() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.capture.tape import Call
 from clearhead.errors import CostWarning
 from clearhead.methods import Frame
 from clearhead.methods.flow import Between, Flow, flow, joined
-from clearhead.recording.tape import Call
 from tests import dual_models, joint_models, models
-from tests.methods import twins
+from tests.methods import replica_comparison
 from tests.replicas.flow import graph, max_flow
 
 pytestmark = pytest.mark.skipif(find_spec("igraph") is None, reason="igraph is not installed")
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.skipif(find_spec("igraph") is None, reason="igraph is n
 
 @pytest.mark.parametrize("subject", ["bert/classify", "modernbert/mask", "vit/image", "beit/image"])
 def test_equals_its_replica(subject: str) -> None:
-    twins.assert_twins("flow", subject)
+    replica_comparison.assert_twins("flow", subject)
 
 
 def test_every_row() -> None:
-    twins.assert_twins("flow", "bert/classify", every_row=True, layers=twins.RANGES[1])
+    replica_comparison.assert_twins("flow", "bert/classify", every_row=True, layers=replica_comparison.RANGES[1])
 
 
-@pytest.mark.parametrize("layers", twins.RANGES, ids=str)
+@pytest.mark.parametrize("layers", replica_comparison.RANGES, ids=str)
 def test_layers_and_heads(layers: tuple) -> None:
-    for heads in (None, twins.HEADS[1]):
-        twins.assert_twins("flow", "bert/classify", layers=layers, heads=heads)
+    for heads in (None, replica_comparison.HEADS[1]):
+        replica_comparison.assert_twins("flow", "bert/classify", layers=layers, heads=heads)
 
 
 def mixed(layers: int, units: int, seed: int, evenly: float = 0.2) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_is_the_least_cut(seed: int) -> None:
     """Max-flow min-cut, in graphs of 3 × 3 nodes."""
     layers = mixed(2, 3, seed)
     found = flow(layers, torch.tensor([0.0, 1.0, 0.0]))[1]
-    assert twins.gap(found, [least_cut(layers.numpy(), 1, j) for j in range(3)]) < 1e-12
+    assert replica_comparison.gap(found, [least_cut(layers.numpy(), 1, j) for j in range(3)]) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,7 +76,7 @@ def test_what_is_known_of_one_layer_less_saves_problems_and_changes_nothing(
         before = flow(layers[:depth], every, before)
         capacity = graph([2 * one[None].numpy() - np.eye(5) for one in layers[:depth]], None)
         slow = [[max_flow(capacity, 5 * depth + p, j) for j in range(5)] for p in range(5)]
-        assert twins.gap(before, np.array(slow)) < 1e-10
+        assert replica_comparison.gap(before, np.array(slow)) < 1e-10
     assert 0 < len(solved) < 4 * 25
 
 
@@ -90,7 +90,7 @@ def test_halves_that_are_joined_save_problems_and_change_nothing(layers: int, mo
     found = flow(given, every)
     capacity = graph([2 * one[None].numpy() - np.eye(12) for one in given], None)
     slow = np.array([[max_flow(capacity, 12 * layers + p, j) for j in range(12)] for p in range(12)])
-    assert twins.gap(found, slow) < 1e-10
+    assert replica_comparison.gap(found, slow) < 1e-10
     assert (sure.numpy() <= slow + 1e-10).all()
     if layers == 7:
         assert len(solved) < 2 * 24 + 12 * 12 / 2  # most were known from the halves
@@ -113,7 +113,7 @@ def test_rows_sum_to_one_in_float64_whatever_the_model_computes_in() -> None:
 
 
 def test_after_the_last_layer_alone_the_scores_are_the_same() -> None:
-    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     whole, last = ex.explain(text, "flow"), ex.explain(text, clearhead.Method("flow", depths=False))
     np.testing.assert_array_equal(whole.scores, last.scores)
     assert whole.per_layer is not None and last.per_layer is None
@@ -128,10 +128,10 @@ def _counting(function: Callable[..., float], calls: list[int]) -> Callable[...,
 
 
 def test_one_layer_is_rollout() -> None:
-    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     for layer in range(3):
         both = ex.explain(text, ["flow", "rollout"], layers=(layer, layer + 1), rows="all")
-        assert twins.gap(both["flow"].matrix, both["rollout"].matrix) < 1e-12
+        assert replica_comparison.gap(both["flow"].matrix, both["rollout"].matrix) < 1e-12
 
 
 def test_units_that_look_at_themselves_alone_keep_everything() -> None:
@@ -140,7 +140,7 @@ def test_units_that_look_at_themselves_alone_keep_everything() -> None:
 
 
 def test_does_not_depend_on_the_target() -> None:
-    ex, (text, *_) = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    ex, (text, *_) = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     one, other = (ex.explain(text, "flow", target=label).scores for label in (0, 1))
     np.testing.assert_array_equal(one, other)
 
@@ -176,7 +176,7 @@ def test_says_nothing_where_it_is_quick() -> None:
 
 def test_without_igraph_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "igraph", None)
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     with pytest.raises(clearhead.Refusal, match=r"igraph, which is not installed: pip install 'clearhead\[flow\]'"):
         ex.explain(models.inputs("bert/classify")[0], "flow")
     line = next(line for line in ex.methods() if line.name == "flow")

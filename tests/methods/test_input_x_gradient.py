@@ -5,31 +5,31 @@ import pytest
 import torch
 
 from tests import models
-from tests.methods import twins
+from tests.methods import replica_comparison
 
-SUBJECTS = (*twins.SUBJECTS, "swin/image")
+SUBJECTS = (*replica_comparison.SUBJECTS, "swin/image")
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_equals_its_replica(subject: str) -> None:
-    twins.assert_twins("input-x-gradient", subject)
+    replica_comparison.assert_twins("input-x-gradient", subject)
 
 
 @pytest.mark.parametrize("reduce", ["l2", "abs", "sum"])
 @pytest.mark.parametrize("subject", ["bert/classify", "albert/mask", "dinov2/image"])
 def test_reductions(subject: str, reduce: str) -> None:
-    twins.assert_twins("input-x-gradient", subject, reduce=reduce)
+    replica_comparison.assert_twins("input-x-gradient", subject, reduce=reduce)
 
 
-@pytest.mark.parametrize("target", twins.TARGETS)
+@pytest.mark.parametrize("target", replica_comparison.TARGETS)
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "vit/image"])
 def test_targets(subject: str, target: str) -> None:
-    twins.assert_twins("input-x-gradient", subject, target=target)
+    replica_comparison.assert_twins("input-x-gradient", subject, target=target)
 
 
 def test_explains_a_linear_target_exactly() -> None:
     """Of a target that is linear in the embeddings, the scores are each word's share: nothing is left over."""
-    ex, text = twins.explainer("bert/classify"), models.inputs("bert/classify")[0]
+    ex, text = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")[0]
     embeddings = ex.subject.model.bert.embeddings
     direction = torch.linspace(-1, 1, 32, dtype=torch.float64)
     sums: list[torch.Tensor] = []  # word + position + type, before the norm
@@ -42,7 +42,7 @@ def test_explains_a_linear_target_exactly() -> None:
         e = ex.explain(text, "input-x-gradient", target=linear)
     finally:
         handle.remove()
-    ids = twins.model_inputs("bert/classify", text)["input_ids"][0]
+    ids = replica_comparison.model_inputs("bert/classify", text)["input_ids"][0]
     share = (embeddings.word_embeddings.weight[ids] @ direction).detach()
     np.testing.assert_allclose(e.scores, share, rtol=1e-12)
     rest = (sums[-1][0] @ direction).sum().detach() - share.sum()

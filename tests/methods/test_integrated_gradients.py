@@ -10,7 +10,7 @@ import transformers
 import clearhead
 from clearhead import Method
 from tests import models
-from tests.methods import twins, walks
+from tests.methods import replica_comparison, replica_inputs
 from tests.replicas import integrated_gradients as replica
 
 CAPTUM = {"gauss-legendre": "gausslegendre"} | {
@@ -20,31 +20,31 @@ CAPTUM = {"gauss-legendre": "gausslegendre"} | {
 
 def found(subject: str, **options: Any) -> list[clearhead.Explanation]:
     method = Method("integrated-gradients", **options)
-    return twins.explainer(subject).explain(models.inputs(subject), method, batch_size=3)
+    return replica_comparison.explainer(subject).explain(models.inputs(subject), method, batch_size=3)
 
 
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "deberta/classify", "modernbert/mask"])
 def test_equals_its_replica_on_texts(subject: str) -> None:
-    for e, one in zip(found(subject, steps=8, baseline="mean"), walks.cases(subject), strict=True):
-        expected = replica.scores(one.walker, walks.mean_word(subject, one), **one.cut, steps=8)
-        assert twins.gap(e.scores, expected) < max(walks.allowed(subject), 1e-9)
+    for e, one in zip(found(subject, steps=8, baseline="mean"), replica_inputs.cases(subject), strict=True):
+        expected = replica.scores(one.walker, replica_inputs.mean_word(subject, one), **one.cut, steps=8)
+        assert replica_comparison.gap(e.scores, expected) < max(replica_inputs.allowed(subject), 1e-9)
 
 
 @pytest.mark.parametrize("subject", ["vit/image", "dinov2/image", "swin/image"])
 def test_equals_its_replica_on_pictures(subject: str) -> None:
-    for e, one in zip(found(subject, steps=6), walks.cases(subject), strict=True):
+    for e, one in zip(found(subject, steps=6), replica_inputs.cases(subject), strict=True):
         expected = replica.scores(one.walker, np.zeros_like(one.walker.x), **one.cut, steps=6)
-        assert twins.gap(e.scores, expected) < 1e-5
+        assert replica_comparison.gap(e.scores, expected) < 1e-5
 
 
 @pytest.mark.parametrize("reduce", ["sum", "l2", "abs"])
 @pytest.mark.parametrize("rule", CAPTUM)
 def test_rules_and_reductions(rule: str, reduce: str) -> None:
-    one = walks.cases("bert/classify")[2]
+    one = replica_inputs.cases("bert/classify")[2]
     e = found("bert/classify", steps=5, rule=rule, reduce=reduce, baseline="zero")[2]
     zero = np.zeros_like(one.walker.x)
     expected = replica.scores(one.walker, zero, **one.cut, steps=5, rule=rule, reduce=reduce)
-    assert twins.gap(e.scores, expected) < 1e-9
+    assert replica_comparison.gap(e.scores, expected) < 1e-9
 
 
 @pytest.mark.parametrize("rule", CAPTUM)
@@ -53,8 +53,8 @@ def test_equals_captum(subject: str, rule: str) -> None:
     """Same rule, same steps. Captum's weights are float32's, which is what is left."""
     from captum.attr import IntegratedGradients
 
-    ex = twins.explainer(subject)
-    for raw, one in zip(models.inputs(subject), walks.cases(subject), strict=True):
+    ex = replica_comparison.explainer(subject)
+    for raw, one in zip(models.inputs(subject), replica_inputs.cases(subject), strict=True):
         e = ex.explain(raw, Method("integrated-gradients", rule=rule, baseline="zero"), profile="captum")
         label, mask = e.target["index"], one.walker.inputs
 
@@ -68,12 +68,12 @@ def test_equals_captum(subject: str, rule: str) -> None:
             x, torch.zeros_like(x), target=label, n_steps=50, method=CAPTUM[rule]
         )
         expected = replica.per_unit(parts.detach().numpy(), **one.cut, reduce="sum")
-        assert twins.gap(e.scores, expected) < (5e-8 if subject == "bert/classify" else 1e-5)
+        assert replica_comparison.gap(e.scores, expected) < (5e-8 if subject == "bert/classify" else 1e-5)
 
 
 def test_the_class_is_the_one_predicted_at_the_input() -> None:
     for subject in ("bert/classify", "vit/image"):
-        ex = twins.explainer(subject)
+        ex = replica_comparison.explainer(subject)
         for raw in models.inputs(subject):
             free = ex.explain(raw, "integrated-gradients")
             told = ex.explain(raw, "integrated-gradients", target=free.target["index"])
@@ -97,9 +97,9 @@ def test_scores_add_up_and_the_certificate_says_how_well() -> None:
 
 def test_many_points_at_once_are_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     together = found("bert/classify", steps=9)
-    monkeypatch.setattr("clearhead.passes.path.ROWS", 1)
+    monkeypatch.setattr("clearhead.engine.passes.path.ROWS", 1)
     for one, other in zip(together, found("bert/classify", steps=9), strict=True):
-        assert twins.gap(one.scores, other.scores) < 1e-12
+        assert replica_comparison.gap(one.scores, other.scores) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["pad", "mask", "mean", "zero"])
@@ -131,12 +131,12 @@ def test_baselines_of_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zero", "black", "mean", "blur"])
 def test_baselines_of_pictures(name: str) -> None:
-    ex, raw = twins.explainer("vit/image"), models.inputs("vit/image")[0]
+    ex, raw = replica_comparison.explainer("vit/image"), models.inputs("vit/image")[0]
     e = ex.explain(raw, Method("integrated-gradients", baseline=name, steps=2))
-    x = torch.tensor(walks.cases("vit/image")[0].walker.x)
+    x = torch.tensor(replica_inputs.cases("vit/image")[0].walker.x)
     baseline = {
         "zero": torch.zeros_like(x),
-        "black": twins.model_inputs("vit/image", np.zeros_like(raw))["pixel_values"],
+        "black": replica_comparison.model_inputs("vit/image", np.zeros_like(raw))["pixel_values"],
         "mean": x.mean((2, 3), keepdim=True).expand_as(x),
         "blur": _blurred(x),
     }[name]
@@ -153,7 +153,7 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_baselines_that_are_not_there() -> None:
-    text, picture = (twins.explainer(subject) for subject in ("bert/classify", "vit/image"))
+    text, picture = (replica_comparison.explainer(subject) for subject in ("bert/classify", "vit/image"))
     with pytest.raises(clearhead.InputError, match=r"baseline='black' is not known: .*pad, mask, mean, zero"):
         text.explain(models.TEXTS[0], Method("integrated-gradients", baseline="black"))
     with pytest.raises(clearhead.InputError, match=r"baseline='pad' is not known: .*zero, black, mean, blur"):
@@ -209,4 +209,4 @@ def test_several_targets_at_once() -> None:
         for raw, e in zip(raws, together[method], strict=True):
             for place, row in zip(("start", "end"), e.matrix, strict=True):
                 alone = ex.explain(raw, method, target=clearhead.Answer(place))
-                assert twins.gap(row, alone.scores) < 1e-9, method
+                assert replica_comparison.gap(row, alone.scores) < 1e-9, method

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.methods.games import Game
+from clearhead.methods._perturbation import Game
 from clearhead.methods.kernel_shap import KernelShap, coalitions
 from tests import models
-from tests.methods import absent, twins
+from tests.methods import coalition_values, replica_comparison
 from tests.replicas import kernel_shap
 
 
@@ -34,10 +34,13 @@ def fold(**options):
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "deberta/classify"])
 def test_equals_the_definition(subject: str) -> None:
     raw = models.inputs(subject)[0 if subject != "deberta/classify" else 2]
-    players, units, value = absent.game(subject, raw)
+    players, units, value = coalition_values.game(subject, raw)
     assert len(players) <= 11
-    e = twins.explainer(subject).explain(raw, "kernel-shap")
-    assert twins.gap(e.scores, absent.on_units(kernel_shap.scores(players, value), players, units)) < 1e-9
+    e = replica_comparison.explainer(subject).explain(raw, "kernel-shap")
+    assert (
+        replica_comparison.gap(e.scores, coalition_values.on_units(kernel_shap.scores(players, value), players, units))
+        < 1e-9
+    )
     assert e.base_value == pytest.approx(value([]), rel=1e-12)
     assert e.base_value + e.scores.sum() == pytest.approx(e.target["value"], rel=1e-12)
 
@@ -102,7 +105,7 @@ def test_too_few_coalitions_give_the_smallest_of_the_fits(count: int) -> None:
         rows.append(weight**0.5 * (row - row.mean()))  # what is left of a row beside a constant: Σ φ is given
         targets.append(weight**0.5 * ((there - away) / 2 - total * (row.mean() - 0.5)))
     smallest = np.linalg.lstsq(np.array(rows), np.array(targets), rcond=1e-9)[0]
-    assert twins.gap(shares.scores, total / count + smallest) < 1e-9
+    assert replica_comparison.gap(shares.scores, total / count + smallest) < 1e-9
 
 
 def test_symmetric_players_and_null_players() -> None:
@@ -124,18 +127,18 @@ def test_coalitions_come_with_their_complements(count: int, budget: int) -> None
 
 
 def test_the_seed_and_the_content_decide_what_is_drawn() -> None:
-    ex, text = twins.explainer("bert/classify"), models.TEXTS[1]
+    ex, text = replica_comparison.explainer("bert/classify"), models.TEXTS[1]
     method = clearhead.Method("kernel-shap", evaluations=100)
     one = ex.explain(text, method)
     assert one.certificate["checks"]["evaluations"] <= 100
-    assert twins.gap(ex.explain([models.TEXTS[0], text], method)[1].scores, one.scores) < 1e-10
-    assert twins.gap(ex.explain(text, method, seed=1).scores, one.scores) > 1e-6
+    assert replica_comparison.gap(ex.explain([models.TEXTS[0], text], method)[1].scores, one.scores) < 1e-10
+    assert replica_comparison.gap(ex.explain(text, method, seed=1).scores, one.scores) > 1e-6
     assert one.base_value + one.scores.sum() == pytest.approx(one.target["value"], rel=1e-12)
 
 
 @pytest.mark.parametrize("evaluations", [3, 0, 2.5, "many"])
 def test_bad_budgets(evaluations) -> None:
     with pytest.raises(clearhead.InputError, match=r"evaluations=.* is not possible"):
-        twins.explainer("bert/classify").explain(
+        replica_comparison.explainer("bert/classify").explain(
             models.TEXTS[0], clearhead.Method("kernel-shap", evaluations=evaluations)
         )

@@ -8,7 +8,7 @@ import torch
 
 from clearhead import Method
 from tests import models
-from tests.methods import twins, walks
+from tests.methods import replica_comparison, replica_inputs
 from tests.replicas import layer_conductance as replica
 
 LAYERS = {
@@ -18,7 +18,7 @@ LAYERS = {
 }
 
 
-def runner(one: walks.Case, label: int) -> Any:
+def runner(one: replica_inputs.Case, label: int) -> Any:
     walker = one.walker
     name = "pixel_values" if walker.pixels else "inputs_embeds"
 
@@ -31,15 +31,15 @@ def runner(one: walks.Case, label: int) -> Any:
 
 @pytest.mark.parametrize("subject", LAYERS)
 def test_equals_its_replica(subject: str) -> None:
-    ex, ways = twins.explainer(subject), np.linspace(0, 1, 5)
+    ex, ways = replica_comparison.explainer(subject), np.linspace(0, 1, 5)
     method = Method("layer-conductance", steps=4, baseline="mean" if subject != "vit/image" else "zero")
     results = ex.explain(models.inputs(subject), method, layers=(0, None))
-    for e, one in zip(results, walks.cases(subject), strict=True):
+    for e, one in zip(results, replica_inputs.cases(subject), strict=True):
         model, run = one.walker.model, runner(one, e.target["index"])
-        baseline = np.zeros_like(one.walker.x) if subject == "vit/image" else walks.mean_word(subject, one)
+        baseline = np.zeros_like(one.walker.x) if subject == "vit/image" else replica_inputs.mean_word(subject, one)
         for depth, layer in enumerate(LAYERS[subject](model)):
             expected = replica.scores(model, layer, lambda x, run=run: run(x)[0], one.walker.x, baseline, ways)
-            assert twins.gap(e.per_layer[depth], expected) < (1e-9 if subject != "vit/image" else 1e-5)
+            assert replica_comparison.gap(e.per_layer[depth], expected) < (1e-9 if subject != "vit/image" else 1e-5)
         np.testing.assert_array_equal(e.scores, e.per_layer[-1])
 
 
@@ -48,7 +48,7 @@ def test_equals_its_replica(subject: str) -> None:
 def test_equals_captum(subject: str, rule: str) -> None:
     from captum.attr import LayerConductance
 
-    ex, one = twins.explainer(subject), walks.cases(subject)[1]
+    ex, one = replica_comparison.explainer(subject), replica_inputs.cases(subject)[1]
     method = Method("layer-conductance", steps=9, rule=rule, baseline="zero")
     e = ex.explain(models.inputs(subject)[1], method, layers=(0, None), profile="captum")
     x = torch.tensor(one.walker.x)
@@ -59,11 +59,11 @@ def test_equals_captum(subject: str, rule: str) -> None:
         )
         theirs = theirs[0] if isinstance(theirs, tuple) else theirs
         expected = theirs.detach()[0].sum(-1).numpy()
-        assert twins.gap(e.per_layer[depth], expected) < (1e-7 if subject == "bert/classify" else 1e-5)
+        assert replica_comparison.gap(e.per_layer[depth], expected) < (1e-7 if subject == "bert/classify" else 1e-5)
 
 
 def test_every_layer_adds_up() -> None:
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     for raw in models.inputs("bert/classify"):
         e = ex.explain(raw, Method("layer-conductance", steps=300), layers=(0, None))
         gained = e.target["value"] - e.base_value
@@ -74,15 +74,15 @@ def test_every_layer_adds_up() -> None:
 
 def test_stretches_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points that integrated gradients want first come in another order: the same stretches all the same."""
-    ex, text = twins.explainer("bert/classify"), models.TEXTS[0]
+    ex, text = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     method = Method("layer-conductance", steps=6)
     other = Method("integrated-gradients", steps=3, rule="riemann-left")
     alone = ex.explain(text, method)
-    monkeypatch.setattr("clearhead.passes.path.ROWS", 2)
+    monkeypatch.setattr("clearhead.engine.passes.path.ROWS", 2)
     together = ex.explain(text, [other, method])
-    assert twins.gap(together[str(method)].scores, alone.scores) < 1e-10
+    assert replica_comparison.gap(together[str(method)].scores, alone.scores) < 1e-10
 
 
 def test_half_the_depth_by_default() -> None:
-    e = twins.explainer("bert/classify").explain(models.TEXTS[0], "layer-conductance")
+    e = replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], "layer-conductance")
     assert e.provenance["layers"] == [0, 2] and len(e.per_layer) == 2

@@ -7,14 +7,14 @@ import torch
 import clearhead
 from clearhead.methods.lime import Lime, ridge_fit
 from tests import models
-from tests.methods import absent, twins
+from tests.methods import coalition_values, replica_comparison
 from tests.methods.test_kernel_shap import played
 from tests.replicas import lime
 
 
 def drawn(subject, raw, count, evaluations):
     """The coalitions that the seed of an input stands for."""
-    sample = twins.explainer(subject).subject.samples(raw, clearhead.subjects.How())[0]
+    sample = replica_comparison.explainer(subject).subject.samples(raw, clearhead.adapters.How())[0]
     generator = torch.Generator().manual_seed(sample.seed(0))
     rows = torch.rand(evaluations - 1, count, generator=generator) < 0.5
     return [[True] * count, *rows.tolist()]
@@ -31,12 +31,14 @@ def drawn(subject, raw, count, evaluations):
 )
 def test_equals_its_replica(subject: str, options: dict) -> None:
     raw, evaluations = models.inputs(subject)[0], 60
-    players, units, value = absent.game(subject, raw)
-    e = twins.explainer(subject).explain(raw, clearhead.Method("lime", evaluations=evaluations, **options))
+    players, units, value = coalition_values.game(subject, raw)
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("lime", evaluations=evaluations, **options))
     rows = drawn(subject, raw, len(players), evaluations)
     known = {key: value for key, value in options.items() if key != "unit"}
     slopes, start = lime.scores(players, value, rows, **known)
-    assert twins.gap(e.scores, absent.on_units(slopes, players, units)) < (1e-6 if "image" in subject else 1e-9)
+    assert replica_comparison.gap(e.scores, coalition_values.on_units(slopes, players, units)) < (
+        1e-6 if "image" in subject else 1e-9
+    )
     assert e.base_value == pytest.approx(start, rel=1e-6)
 
 
@@ -62,16 +64,16 @@ def test_coalitions_of_little_weight_are_not_taken_for_nothing() -> None:
 
 def test_superpixels_share_their_scores_among_patches() -> None:
     pytest.importorskip("skimage")
-    ex, picture = twins.explainer("vit/image"), models.inputs("vit/image")[0]
+    ex, picture = replica_comparison.explainer("vit/image"), models.inputs("vit/image")[0]
     e = ex.explain(picture, clearhead.Method("lime", evaluations=80))
     assert e.provenance["players"] == "superpixel"
     assert len(e) == 17 and e.scores[0] == 0 and np.abs(e.scores[1:]).min() > 0
     patches = ex.explain(picture, clearhead.Method("lime", evaluations=80, unit="patch"))
-    assert twins.gap(patches.scores, e.scores) > 1e-3
+    assert replica_comparison.gap(patches.scores, e.scores) > 1e-3
 
 
 def test_says_how_badly_the_linear_model_fits() -> None:
-    checks = twins.explainer("bert/classify").explain(models.TEXTS[0], "lime").certificate["checks"]
+    checks = replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], "lime").certificate["checks"]
     assert 0 < checks["misfit"] < 1
     assert checks["completeness_gap"] > 0
     assert checks["evaluations"] <= 64, "of a thousand draws no coalition is evaluated twice"
@@ -80,4 +82,4 @@ def test_says_how_badly_the_linear_model_fits() -> None:
 @pytest.mark.parametrize("options", [{"width": 0.0}, {"width": -1.0}, {"ridge": -1.0}])
 def test_bad_settings(options: dict) -> None:
     with pytest.raises(clearhead.InputError, match=r"must be above zero|a number that is not negative"):
-        twins.explainer("bert/classify").explain(models.TEXTS[0], clearhead.Method("lime", **options))
+        replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], clearhead.Method("lime", **options))

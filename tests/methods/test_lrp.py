@@ -10,23 +10,23 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 import clearhead
+from clearhead.backward_rules.mode import Rules
+from clearhead.capture.session import hooks
+from clearhead.engine.passes.modified_backward import _something, _tolerance
 from clearhead.errors import Refusal
-from clearhead.passes.rules import _something, _tolerance
-from clearhead.recording.scope import hooks
-from clearhead.rules.mode import Rules
 from tests import joint_models, models
-from tests.methods import twins
-from tests.methods.walked import SUBJECTS, VARIANTS, WITHIN, explained, walked
+from tests.methods import replica_comparison
+from tests.methods.relevance_models import SUBJECTS, VARIANTS, WITHIN, explained, walked
 from tests.replicas import lrp
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_equals_its_replica(subject: str, variant: str) -> None:
-    before = twins.BEFORE.get(subject.split("/")[0], 0)
+    before = replica_comparison.BEFORE.get(subject.split("/")[0], 0)
     own = explained(subject, "lrp", {"rules": variant, "positions": True})
     for e, (found, _, _) in zip(own, walked(subject, variant), strict=True):
-        assert twins.gap(e.scores, lrp.scores(found, positions=True, before=before)) < WITHIN[subject]
+        assert replica_comparison.gap(e.scores, lrp.scores(found, positions=True, before=before)) < WITHIN[subject]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -34,24 +34,26 @@ def test_positions_take_no_share_by_default(variant: str) -> None:
     """Then all that leaves the first layer is the words'."""
     own = explained("bert/classify", "lrp", {"rules": variant})
     for e, (found, _, _) in zip(own, walked("bert/classify", variant), strict=True):
-        assert twins.gap(e.scores, lrp.scores(found)) < 1e-9
+        assert replica_comparison.gap(e.scores, lrp.scores(found)) < 1e-9
 
 
 def test_relevance_doubles_by_the_rules_that_authors_compare_with() -> None:
     """Two linear maps in the head, and four in each of three layers, one way or another: far more than the one of the
     target arrives, though it is one by our default."""
     both = [clearhead.Method("lrp"), clearhead.Method("lrp", rules="orig")]
-    ours, orig = twins.explainer("bert/classify").explain(twins.SENTENCES[0], both, target=1).values()
+    ours, orig = (
+        replica_comparison.explainer("bert/classify").explain(replica_comparison.SENTENCES[0], both, target=1).values()
+    )
     assert ours.scores.sum() == pytest.approx(1, abs=1e-7)
     assert abs(orig.scores.sum()) > 16
 
 
 def test_linear_in_the_target_by_those_rules_alone() -> None:
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     method = clearhead.Method("lrp", rules="orig")
     one, other = (ex.explain(text, method, target=label) for label in (0, 1))
     contrast = ex.explain(text, method, target=clearhead.Contrast(0, 1))
-    assert twins.gap(contrast.scores, one.scores - other.scores) < 1e-9
+    assert replica_comparison.gap(contrast.scores, one.scores - other.scores) < 1e-9
     assert contrast.provenance["linear_in_target"] and not ex.explain(text, "lrp").provenance["linear_in_target"]
 
 
@@ -69,11 +71,13 @@ SUMS_OF_ZERO = [
 @pytest.mark.parametrize("how", SUMS_OF_ZERO, ids=["contrast", "beside a class", "probability", "log-odds", "own"])
 def test_what_starts_with_a_sum_of_zero_is_refused(method: Any, how: dict[str, Any]) -> None:
     """The rules keep it: rounding alone would arrive (scores of 1e-194), one way in a batch and another alone."""
-    ex = twins.explainer("bert/classify")
-    texts = twins.SENTENCES[:2] if isinstance(how.get("target"), list) else twins.SENTENCES[0]
+    ex = replica_comparison.explainer("bert/classify")
+    texts = replica_comparison.SENTENCES[:2] if isinstance(how.get("target"), list) else replica_comparison.SENTENCES[0]
     with pytest.raises(Refusal, match="relevance then starts with a sum of zero"):
         ex.explain(texts, method, **how)
-    own = ex.explain(twins.SENTENCES[0], method, target=lambda output: output.logits[:, 0] - output.logits[:, 1] / 2)
+    own = ex.explain(
+        replica_comparison.SENTENCES[0], method, target=lambda output: output.logits[:, 0] - output.logits[:, 1] / 2
+    )
     assert np.abs(own.scores).max() > 1e-9
 
 
@@ -95,20 +99,20 @@ def test_a_step_that_starts_with_a_sum_of_zero_hides_behind_no_other() -> None:
 
 def test_neighbours_take_nothing() -> None:
     """The authors' sums run over the whole batch; ours over each sample, so that a neighbour changes nothing."""
-    ex, texts = twins.explainer("bert/classify"), models.inputs("bert/classify")
+    ex, texts = replica_comparison.explainer("bert/classify"), models.inputs("bert/classify")
     alone = ex.explain(texts[0], "lrp").scores
     for batch in ([texts[0], texts[1]], [texts[2], texts[0], texts[0]]):
         beside = ex.explain(batch, "lrp")
-        assert twins.gap(beside[batch.index(texts[0])].scores, alone) < 1e-9
+        assert replica_comparison.gap(beside[batch.index(texts[0])].scores, alone) < 1e-9
 
 
 def test_pictures_by_the_bounds_of_each() -> None:
     """z^B takes the least and the largest number of each picture: another picture in the batch must not move them."""
-    ex, (first, *_) = twins.explainer("vit/image"), models.inputs("vit/image")
+    ex, (first, *_) = replica_comparison.explainer("vit/image"), models.inputs("vit/image")
     bright = np.full_like(first, 255)
     bright[::2] = 0
     together, alone = ex.explain([first, bright], "lrp")[0], ex.explain(first, "lrp")
-    assert twins.gap(together.scores, alone.scores) < 1e-4  # the softmax runs in float32
+    assert replica_comparison.gap(together.scores, alone.scores) < 1e-4  # the softmax runs in float32
 
 
 BY_RELEVANCE = [
@@ -132,8 +136,8 @@ def test_rounding_is_not_amplified(subject: str) -> None:
         for method, alone in single.explain(raw, BY_RELEVANCE, target=1).items():
             within = 1e-5 if method.startswith(("transformer", "generic")) else 1e-6  # beside an ordinary gradient
             assert alone.scores.dtype == np.float32
-            assert twins.gap(together[method][i].scores, alone.scores) < within, method
-            assert twins.gap(alone.scores, exact[method][i].scores) < within, method
+            assert replica_comparison.gap(together[method][i].scores, alone.scores) < within, method
+            assert replica_comparison.gap(alone.scores, exact[method][i].scores) < within, method
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -143,7 +147,7 @@ def test_half_precision_has_the_scores_of_its_weights(method: clearhead.Method, 
     made, words = models.text_model("bert", dtype=dtype, initializer_range=0.02)
     half, double = clearhead.load((made, words)), clearhead.load((deepcopy(made).double(), words))
     found, exact = (ex.explain(models.TEXTS[1], method, target=1).scores for ex in (half, double))
-    assert twins.gap(found, exact) < 1e-6
+    assert replica_comparison.gap(found, exact) < 1e-6
     assert next(made.parameters()).dtype == dtype
 
 
@@ -280,4 +284,4 @@ def test_pictures_on_a_gpu_have_the_scores_of_a_cpu(method: str) -> None:
     raws = models.inputs("vit/image")
     for found, expected in zip(*(ex.explain(raws, method, target=1) for ex in (on_gpu, on_cpu)), strict=True):
         assert found.certificate["device"].startswith("cuda")
-        assert twins.gap(found.scores, expected.scores) < 1e-3
+        assert replica_comparison.gap(found.scores, expected.scores) < 1e-3

@@ -6,7 +6,7 @@ import torch
 
 import clearhead
 from tests import models
-from tests.methods import absent, twins
+from tests.methods import coalition_values, replica_comparison
 from tests.replicas import occlusion
 
 SUBJECTS = ("bert/classify", "roberta/classify", "deberta/classify", "albert/mask", "vit/image", "swin/image")
@@ -15,56 +15,71 @@ SUBJECTS = ("bert/classify", "roberta/classify", "deberta/classify", "albert/mas
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_equals_its_replica(subject: str) -> None:
     raws = models.inputs(subject)
-    for e, raw in zip(twins.explainer(subject).explain(raws, "occlusion"), raws, strict=True):
-        players, units, value = absent.game(subject, raw)
-        slow = absent.on_units(occlusion.scores(players, value), players, units)
-        assert twins.gap(e.scores, slow) < (1e-6 if subject.split("/")[0] in twins.FLOAT32_SOFTMAX else 1e-10)
+    for e, raw in zip(replica_comparison.explainer(subject).explain(raws, "occlusion"), raws, strict=True):
+        players, units, value = coalition_values.game(subject, raw)
+        slow = coalition_values.on_units(occlusion.scores(players, value), players, units)
+        assert replica_comparison.gap(e.scores, slow) < (
+            1e-6 if subject.split("/")[0] in replica_comparison.FLOAT32_SOFTMAX else 1e-10
+        )
 
 
-@pytest.mark.parametrize("target", twins.TARGETS)
+@pytest.mark.parametrize("target", replica_comparison.TARGETS)
 def test_targets(target: str) -> None:
     """On every scale, the loss of what the target is on that scale."""
-    wanted, scale, of_classes = twins.TARGETS[target]
+    wanted, scale, of_classes = replica_comparison.TARGETS[target]
     subject, raw = "bert/classify", models.TEXTS[1]
-    e = twins.explainer(subject).explain(raw, "occlusion", wanted, scale=scale)
-    games = [absent.game(subject, raw, label) for label in range(3)]
+    e = replica_comparison.explainer(subject).explain(raw, "occlusion", wanted, scale=scale)
+    games = [coalition_values.game(subject, raw, label) for label in range(3)]
     players, units, _ = games[0]
 
     def value(there):
         return float(of_classes(torch.tensor([worth(there) for _, _, worth in games], dtype=torch.float64)))
 
-    assert twins.gap(e.scores, absent.on_units(occlusion.scores(players, value), players, units)) < 1e-10
+    assert (
+        replica_comparison.gap(e.scores, coalition_values.on_units(occlusion.scores(players, value), players, units))
+        < 1e-10
+    )
 
 
 def test_windows_of_a_text() -> None:
     subject, raw = "bert/classify", models.TEXTS[0]
-    players, units, value = absent.game(subject, raw)
+    players, units, value = coalition_values.game(subject, raw)
     windows = [players[i : i + 3] for i in range(len(players) - 2)]
-    e = twins.explainer(subject).explain(raw, clearhead.Method("occlusion", window=3))
-    assert twins.gap(e.scores, absent.on_units(occlusion.windowed(players, value, windows), players, units)) < 1e-10
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", window=3))
+    assert (
+        replica_comparison.gap(
+            e.scores, coalition_values.on_units(occlusion.windowed(players, value, windows), players, units)
+        )
+        < 1e-10
+    )
 
 
 def test_windows_of_a_picture_are_squares() -> None:
     subject, raw = "dinov2/image", models.inputs("dinov2/image")[0]
-    players, units, value = absent.game(subject, raw)
+    players, units, value = coalition_values.game(subject, raw)
     grid = np.reshape(players, (4, 4))
     windows = [grid[r : r + 2, c : c + 2].flatten().tolist() for r in range(3) for c in range(3)]
-    e = twins.explainer(subject).explain(raw, clearhead.Method("occlusion", window=2))
-    assert twins.gap(e.scores, absent.on_units(occlusion.windowed(players, value, windows), players, units)) < 1e-6
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", window=2))
+    assert (
+        replica_comparison.gap(
+            e.scores, coalition_values.on_units(occlusion.windowed(players, value, windows), players, units)
+        )
+        < 1e-6
+    )
 
 
 def test_a_window_wider_than_the_text_takes_it_all() -> None:
     subject, raw = "bert/classify", models.TEXTS[2]
-    players, _, value = absent.game(subject, raw)
-    e = twins.explainer(subject).explain(raw, clearhead.Method("occlusion", window=50))
+    players, _, value = coalition_values.game(subject, raw)
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", window=50))
     assert e.scores.sum() == pytest.approx(value(players) - value([]), rel=1e-10)
     assert np.ptp(e.scores[players]) < 1e-12
 
 
 def test_words_go_as_a_whole_and_add_up() -> None:
     subject, raw = "bert/classify", models.TEXTS[1]
-    e = twins.explainer(subject).explain(raw, clearhead.Method("occlusion", unit="word"))
-    players, _, value = absent.game(subject, raw)
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", unit="word"))
+    players, _, value = coalition_values.game(subject, raw)
     words = e.words()
     parents = e.units.parents("word")
     assert len(words) < len(e), "no word has several tokens"
@@ -81,17 +96,18 @@ def test_the_class_is_that_of_the_whole_input() -> None:
     raw = next(
         text
         for text in models.CORPUS
-        for players, _, _ in [absent.game(subject, text)]
-        for values in [[absent.game(subject, text, label)[2]([]) for label in range(3)]]
-        if int(np.argmax(values)) != twins.explainer(subject).explain(text, "random").target["index"] and players
+        for players, _, _ in [coalition_values.game(subject, text)]
+        for values in [[coalition_values.game(subject, text, label)[2]([]) for label in range(3)]]
+        if int(np.argmax(values)) != replica_comparison.explainer(subject).explain(text, "random").target["index"]
+        and players
     )
-    players, _, value = absent.game(subject, raw)
-    e = twins.explainer(subject).explain(raw, clearhead.Method("occlusion", window=99))
+    players, _, value = coalition_values.game(subject, raw)
+    e = replica_comparison.explainer(subject).explain(raw, clearhead.Method("occlusion", window=99))
     assert e.scores.sum() == pytest.approx(value(players) - value([]), rel=1e-9)
 
 
 def test_says_what_stood_in_for_the_absent() -> None:
-    e = twins.explainer("bert/classify").explain(models.TEXTS[0], "occlusion")
+    e = replica_comparison.explainer("bert/classify").explain(models.TEXTS[0], "occlusion")
     assert (e.provenance["replacement"], e.provenance["players"]) == ("mask", "token")
     assert e.certificate["checks"]["evaluations"] == len(e) - 2 + 1
 
@@ -99,4 +115,6 @@ def test_says_what_stood_in_for_the_absent() -> None:
 @pytest.mark.parametrize("window", [0, -1, 1.5, True, "two"])
 def test_bad_windows(window) -> None:
     with pytest.raises(clearhead.InputError, match=r"window=.* is not possible"):
-        twins.explainer("bert/classify").explain(models.TEXTS[0], clearhead.Method("occlusion", window=window))
+        replica_comparison.explainer("bert/classify").explain(
+            models.TEXTS[0], clearhead.Method("occlusion", window=window)
+        )

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import clearhead
+from clearhead.capture.tape import Call, Tape
 from clearhead.methods import REGISTRY, Frame
-from clearhead.recording.tape import Call, Tape
-from tests.methods.twins import gap
+from tests.methods.replica_comparison import gap
 
 DATA = Path(__file__).parents[1] / "data" / "parity"
 ORIGINALS = Path(__file__).parents[3] / "shared" / "fixtures"

@@ -12,7 +12,7 @@ from torch import Tensor
 import clearhead
 from clearhead import cli
 from clearhead.methods import REGISTRY, catalogue
-from tests.methods import twins
+from tests.methods import replica_comparison
 
 METHODS = sorted(REGISTRY)
 REAL = [name for name in METHODS if REGISTRY[name].declaration.family != "control"]
@@ -34,7 +34,7 @@ def test_carries_formula_citation_and_cost(method: str) -> None:
 
 @pytest.mark.parametrize("method", REAL)
 def test_has_a_replica_and_a_test_file(method: str) -> None:
-    assert callable(twins.replica_of(method).scores)
+    assert callable(replica_comparison.replica_of(method).scores)
     assert (Path(__file__).parent / f"test_{method.replace('-', '_')}.py").is_file()
 
 
@@ -46,7 +46,7 @@ def test_replicas_use_no_code_of_clearhead() -> None:
 @pytest.mark.parametrize("option", OTHERWISE)
 @pytest.mark.parametrize("method", METHODS)
 def test_has_what_it_declares(method: str, option: str) -> None:
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     how = OTHERWISE[option]
     if option not in REGISTRY[method].declaration.has:
         having = ", ".join(sorted(name for name in METHODS if option in REGISTRY[name].declaration.has))
@@ -59,10 +59,10 @@ def test_has_what_it_declares(method: str, option: str) -> None:
     if option == "rows":
         assert usual.matrix is None
         assert other.matrix.shape == (len(other), len(other))
-        assert twins.gap(other.matrix[0], usual.scores) < 1e-12
-        assert twins.gap(other.matrix[1], usual.scores) > 1e-3
+        assert replica_comparison.gap(other.matrix[0], usual.scores) < 1e-12
+        assert replica_comparison.gap(other.matrix[1], usual.scores) > 1e-3
         return
-    assert twins.gap(other.scores, usual.scores) > 1e-3
+    assert replica_comparison.gap(other.scores, usual.scores) > 1e-3
     if option == "layers":
         assert len(usual.per_layer) > len(other.per_layer) or method in (
             "attention",
@@ -76,16 +76,16 @@ def test_has_what_it_declares(method: str, option: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_gives_the_parts_it_declares(method: str) -> None:
     declaration = REGISTRY[method].declaration
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     e = ex.explain(text, method, per="head" if declaration.has_head_shares else None)
     assert (e.per_layer is not None) == (declaration.parts is not None) == ("layers" in declaration.has)
     if declaration.parts == "depths":
         np.testing.assert_array_equal(e.per_layer[-1], e.scores)
     if declaration.parts == "contributions":
-        assert twins.gap(e.per_layer.sum(0), e.scores) < 1e-12
+        assert replica_comparison.gap(e.per_layer.sum(0), e.scores) < 1e-12
         assert (e.per_head is not None) == declaration.has_head_shares
         if e.per_head is not None:
-            assert twins.gap(e.per_head.sum(1), e.per_layer) < 1e-12
+            assert replica_comparison.gap(e.per_head.sum(1), e.per_layer) < 1e-12
 
 
 def _less_of_one(output: Any) -> Tensor:
@@ -95,19 +95,19 @@ def _less_of_one(output: Any) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 def test_sign_and_target_are_as_declared(method: str) -> None:
     declaration = REGISTRY[method].declaration
-    ex, texts = twins.explainer("bert/classify"), twins.SENTENCES
+    ex, texts = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES
     of = [np.concatenate([e.scores for e in ex.explain(texts, method, target=label)]) for label in (0, 1)]
     # no plain contrast: its relevance would start with a sum of zero, which some rules keep
     both = np.concatenate([e.scores for e in ex.explain(texts, method, target=_less_of_one)])
     assert (np.concatenate([*of, both]).min() < 0) == declaration.signed
-    assert (twins.gap(*of) > 1e-3) == (declaration.target == "any")
-    linear = declaration.target == "any" and twins.gap(both, of[0] - 2 * of[1]) < 1e-11
+    assert (replica_comparison.gap(*of) > 1e-3) == (declaration.target == "any")
+    linear = declaration.target == "any" and replica_comparison.gap(both, of[0] - 2 * of[1]) < 1e-11
     # with few evaluations SHAP opens the groups that count most, which is another choice for another target
     assert linear == declaration.linear_in_target or method == "shap"
 
 
 def test_the_table_lists_every_method() -> None:
-    lines = twins.explainer("bert/classify").methods()
+    lines = replica_comparison.explainer("bert/classify").methods()
     assert [line.name for line in lines] == METHODS
     assert all(line.applies for line in lines)
 
@@ -130,7 +130,7 @@ def test_the_table_lists_every_method() -> None:
 )
 def test_bad_options_are_refused(options: dict, said: str) -> None:
     """Whether they stand beside the method or inside it."""
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     with pytest.raises(clearhead.InputError, match=said):
         ex.explain(text, "generic", **options)
     with pytest.raises(clearhead.InputError, match=said):
@@ -139,7 +139,7 @@ def test_bad_options_are_refused(options: dict, said: str) -> None:
 
 def test_a_range_is_a_range_of_layers() -> None:
     """`layers=range(0, 3)` means three layers, beside the method and inside it."""
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     whole = ex.explain(text, "generic").scores
     np.testing.assert_array_equal(ex.explain(text, "generic", layers=range(3)).scores, whole)
     np.testing.assert_array_equal(ex.explain(text, clearhead.Method("generic", layers=range(0, 3))).scores, whole)
@@ -150,7 +150,7 @@ def test_a_range_is_a_range_of_layers() -> None:
     [("saliency", "reduce", "mean"), ("input-x-gradient", "reduce", "max"), ("attcat", "weights", "column")],
 )
 def test_bad_values_of_own_options_are_refused(method: str, option: str, value: str) -> None:
-    ex, text = twins.explainer("bert/classify"), twins.SENTENCES[0]
+    ex, text = replica_comparison.explainer("bert/classify"), replica_comparison.SENTENCES[0]
     with pytest.raises(clearhead.InputError, match=f"unknown {option} '{value}'.* Accepted"):
         ex.explain(text, clearhead.Method(method, **{option: value}))
 
@@ -158,7 +158,7 @@ def test_bad_values_of_own_options_are_refused(method: str, option: str, value: 
 def test_methods_that_others_claim_patents_on_say_so_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     """In the table of methods, in the documentation and on the command line."""
     claimed = {"lrp", "partial-lrp", "transformer-attribution", "attn-lrp"}
-    lines = {line.name: line.note for line in twins.explainer("bert/classify").methods()}
+    lines = {line.name: line.note for line in replica_comparison.explainer("bert/classify").methods()}
     assert {name for name, note in lines.items() if "patent" in note} == claimed
     for name in claimed:
         assert lines[name] in catalogue.section(REGISTRY[name])
@@ -209,11 +209,13 @@ def test_options_of_the_right_types() -> None:
 def test_what_is_refused_is_what_was_given(name: str, options: dict, said: str) -> None:
     """The message names the caller's own option and number, and accepts what the method has."""
     with pytest.raises(clearhead.InputError, match=said):
-        twins.explainer("bert/classify").explain(twins.SENTENCES[0], clearhead.Method(name, **options))
+        replica_comparison.explainer("bert/classify").explain(
+            replica_comparison.SENTENCES[0], clearhead.Method(name, **options)
+        )
 
 
 def test_what_is_no_method_is_refused() -> None:
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     for wrong in (3, None, [3]):
         with pytest.raises(clearhead.InputError, match="unknown method"):
-            ex.explain(twins.SENTENCES[0], wrong)
+            ex.explain(replica_comparison.SENTENCES[0], wrong)

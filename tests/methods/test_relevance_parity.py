@@ -11,10 +11,10 @@ from torch import Tensor
 
 import clearhead
 from clearhead import Method
+from tests.methods import replica_comparison
 from tests.methods import test_parity as parity
-from tests.methods import twins
+from tests.methods.relevance_models import Pure
 from tests.methods.test_parity import CASES, DATA, ORIGINALS, explainer, without_class_token
-from tests.methods.walked import Pure
 from tests.replicas import lrp, partial_lrp, relevance
 from tests.replicas import transformer_attribution as attribution
 
@@ -70,31 +70,31 @@ class TestBert:
     def test_transformer_attribution(self, case: str, which: str) -> None:
         """The last layer alone by default, as in their pipeline."""
         last = self.ours(case, which, "transformer-attribution")
-        assert twins.gap(last, self.theirs(case, which, "generate_LRP_start2")[0]) < WITHIN
+        assert replica_comparison.gap(last, self.theirs(case, which, "generate_LRP_start2")[0]) < WITHIN
         for start in (0, 1):
             ours = self.ours(case, which, "transformer-attribution", layers=(start, None))
-            assert twins.gap(ours, self.theirs(case, which, f"generate_LRP_start{start}")[0]) < WITHIN
+            assert replica_comparison.gap(ours, self.theirs(case, which, f"generate_LRP_start{start}")[0]) < WITHIN
 
     def test_transformer_attribution_of_the_notebook(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "transformer-attribution", "te_bert_notebook")
         theirs = self.theirs(case, which, "generate_LRP_start0")[0]
-        assert twins.gap(ours, (theirs - theirs.min()) / (theirs.max() - theirs.min())) < WITHIN
+        assert replica_comparison.gap(ours, (theirs - theirs.min()) / (theirs.max() - theirs.min())) < WITHIN
 
     def test_transformer_attribution_by_the_other_rules(self, case: str, which: str) -> None:
         ours = self.ours(case, which, Method("transformer-attribution", rules="orig"), layers=(0, None))
-        assert twins.gap(ours, self.theirs(case, which, "generate_LRP_start0_origlrp")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_start0_origlrp")[0]) < WITHIN
 
     def test_partial_lrp(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "partial-lrp")
-        assert twins.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_orig")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_orig")[0]) < WITHIN
         ours = self.ours(case, which, Method("partial-lrp", rules="ours"))
-        assert twins.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_ours")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_LRP_last_layer_ours")[0]) < WITHIN
 
     def test_lrp(self, case: str, which: str) -> None:
         ours = self.ours(case, which, "lrp")
-        assert twins.gap(ours, self.theirs(case, which, "generate_full_lrp_orig")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_orig")[0]) < WITHIN
         ours = self.ours(case, which, Method("lrp", rules="ours"))
-        assert twins.gap(ours, self.theirs(case, which, "generate_full_lrp_ours")[0]) < WITHIN
+        assert replica_comparison.gap(ours, self.theirs(case, which, "generate_full_lrp_ours")[0]) < WITHIN
 
     def test_baselines(self, case: str, which: str) -> None:
         known = {
@@ -103,7 +103,7 @@ class TestBert:
             "attention-gradcam": "generate_attn_gradcam",
         }
         for method, name in known.items():
-            assert twins.gap(self.ours(case, which, method), self.theirs(case, which, name)[0]) < 1e-9
+            assert replica_comparison.gap(self.ours(case, which, method), self.theirs(case, which, name)[0]) < 1e-9
 
     def test_relevance_of_every_map(self, case: str, which: str) -> None:
         """The replica walks as the authors do, mask included: what it is held to is their P_b of each layer."""
@@ -113,7 +113,7 @@ class TestBert:
             found = relevance.bert(explainer("bert").subject.model, ids, index, variant, mask)
             theirs = arrays("bert")[f"bert_recorded/cases/{case}/{which}/attn_cam_{variant}"]
             for layer, maps in enumerate(found.maps):
-                assert twins.gap(maps, theirs[layer, 0]) < 1e-9
+                assert replica_comparison.gap(maps, theirs[layer, 0]) < 1e-9
 
 
 @pytest.mark.parametrize("more", [1, 4])
@@ -140,7 +140,7 @@ def test_padded_inputs_as_the_authors_code_takes_them(case: str, more: int) -> N
     expected["transformer-attribution"][0] = expected["transformer-attribution"].min()
     for method in methods:
         assert len(ours[method]) == units
-        assert twins.gap(ours[method].scores, expected[method]) < WITHIN, method
+        assert replica_comparison.gap(ours[method].scores, expected[method]) < WITHIN, method
 
 
 @pytest.mark.parametrize(("file", "within"), SOFTMAX)
@@ -182,14 +182,14 @@ class TestViT:
         self, case: str, which: str, file: str, within: float, method: Method, profile: str, name: str
     ) -> None:
         theirs = self.theirs(file, case, which, name).reshape(-1)
-        assert twins.gap(self.ours(file, case, which, method, profile), theirs) < within
+        assert replica_comparison.gap(self.ours(file, case, which, method, profile), theirs) < within
 
     @pytest.mark.parametrize("rules", ["orig", "ours"])
     def test_lrp(self, case: str, which: str, file: str, within: float, rules: str) -> None:
         """Theirs is a map of pixels; a patch's score is the sum of its own."""
         pixels = self.theirs(file, case, which, f"LRP_{rules}/full")[0]
         patches = pixels.reshape(4, 8, 4, 8).sum((1, 3)).reshape(-1)
-        assert twins.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < within
+        assert replica_comparison.gap(self.ours(file, case, which, Method("lrp", rules=rules)), patches) < within
 
 
 @pytest.mark.parametrize(("case", "which"), CASES)
@@ -202,7 +202,9 @@ def test_ablations(case: str, which: str, rules: str, name: str, layers: tuple[i
     method = Method("transformer-attribution", rules=rules, layers=layers)
     with Pure():
         e = explainer("vit").explain({"pixel_values": pixels}, method, target=index)
-    assert twins.gap(e.scores[1:], known[f"{case}/{which}/LRP_{rules}/{name}_ablation"].reshape(-1)) < WITHIN
+    assert (
+        replica_comparison.gap(e.scores[1:], known[f"{case}/{which}/LRP_{rules}/{name}_ablation"].reshape(-1)) < WITHIN
+    )
 
 
 @cache
@@ -252,10 +254,10 @@ class TestAveragedPatches:
             return averaging().explain(inputs, method, target=int(index), profile=profile)
 
         if file == "cases_softmax32":
-            assert twins.gap(explain().scores[1:], theirs) < within
+            assert replica_comparison.gap(explain().scores[1:], theirs) < within
         else:
             with Pure():
-                assert twins.gap(explain().scores[1:], theirs) < within
+                assert replica_comparison.gap(explain().scores[1:], theirs) < within
 
     def test_relevance_of_every_map(self, case: str, which: str) -> None:
         """The replica is held to their product of all maps, which reads the class token."""
@@ -264,7 +266,7 @@ class TestAveragedPatches:
         rows = np.eye(17)[0]
         for maps in reversed(found.maps):
             rows = rows + rows @ np.maximum(maps, 0).mean(0)
-        assert twins.gap(rows[1:], self.theirs("cases", case, which, "rollout_start0")) < 1e-9
+        assert replica_comparison.gap(rows[1:], self.theirs("cases", case, which, "rollout_start0")) < 1e-9
 
 
 def walked_mean(case: str, index: int) -> relevance.Found:
@@ -283,8 +285,8 @@ def test_averaged_patches_as_the_replica_walks_them(case: str, index: int) -> No
     gradients = np.stack([call.attention_gradient[0] for call in tape.calls])
     found = walked_mean(case, index)
     identity_kept = attribution.scores(found, gradients, mean, [1, 2]) + mean
-    assert twins.gap(both["transformer-attribution"].scores[1:], identity_kept[1:]) < WITHIN
-    assert twins.gap(both["partial-lrp"].scores[1:], partial_lrp.scores(found, mean)[1:]) < WITHIN
+    assert replica_comparison.gap(both["transformer-attribution"].scores[1:], identity_kept[1:]) < WITHIN
+    assert replica_comparison.gap(both["partial-lrp"].scores[1:], partial_lrp.scores(found, mean)[1:]) < WITHIN
     assert all(np.isnan(e.scores[0]) for e in both.values())
 
 
@@ -299,4 +301,4 @@ def test_both_cases_in_one_batch() -> None:
         for place, case in enumerate(("case0", "case1")):
             theirs = arrays("bert")[f"bert_chefer/cases/{case}/pred/{name}"][0]
             # theirs has a mask that takes its 1e-9 of the relevance
-            assert twins.gap(without_class_token(together[place].scores), theirs) < 1e-6
+            assert replica_comparison.gap(without_class_token(together[place].scores), theirs) < 1e-6

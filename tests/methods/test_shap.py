@@ -9,13 +9,13 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.engine.passes.perturbation import INPUTS
 from clearhead.errors import CostWarning
-from clearhead.methods.games import Game
+from clearhead.methods._perturbation import Game
 from clearhead.methods.shap import Shap
-from clearhead.passes.values import INPUTS
-from clearhead.subjects.hierarchy import Hierarchy, joined, of_places, of_words
+from clearhead.perturbation.hierarchy import Hierarchy, joined, of_places, of_words
 from tests import models
-from tests.methods import absent, twins
+from tests.methods import coalition_values, replica_comparison
 from tests.methods.test_parity import DATA, ORIGINALS
 from tests.methods.test_parity import explainer as author_model
 from tests.replicas import shap as owen
@@ -77,8 +77,8 @@ def test_the_copies_are_those_of_the_originals() -> None:
 
 @pytest.mark.parametrize(("fixed", "context"), [(None, "both"), (1, "present"), (0, "absent")])
 def test_equals_the_package(fixed: int | None, context: str) -> None:
-    shap = absent.shap_package()
-    ex = twins.explainer("bert/classify")
+    shap = coalition_values.shap_package()
+    ex = replica_comparison.explainer("bert/classify")
     tokenizer, model = ex.subject.processor, ex.subject.model
 
     def logits(texts):
@@ -98,12 +98,12 @@ def test_equals_the_package(fixed: int | None, context: str) -> None:
 @pytest.mark.parametrize("subject", ["bert/classify", "roberta/mask", "albert/classify"])
 def test_equals_its_replica(subject: str) -> None:
     raw = models.inputs(subject)[2 if subject.startswith("albert") else 0]
-    ex = twins.explainer(subject)
-    players, units, value = absent.game(subject, raw)
+    ex = replica_comparison.explainer(subject)
+    players, units, value = coalition_values.game(subject, raw)
     e = ex.explain(raw, "shap")
     tree = nested(of_words(e.units, [players.index(i) if i in players else -1 for i in range(units)]))
     slow = owen.scores(range(len(players)), lambda there: value([players[i] for i in there]), tree)
-    assert twins.gap(e.scores, absent.on_units(slow, players, units)) < 1e-9
+    assert replica_comparison.gap(e.scores, coalition_values.on_units(slow, players, units)) < 1e-9
     assert e.base_value == pytest.approx(value([]), rel=1e-10)
     assert e.base_value + e.scores.sum() == pytest.approx(e.target["value"], rel=1e-12)
 
@@ -186,7 +186,7 @@ def test_what_is_left_on_groups_is_said() -> None:
 @pytest.mark.parametrize("context", ["both", "present", "absent"])
 def test_says_how_many_evaluations_it_takes(context: str) -> None:
     """One fewer than it takes is said beforehand; with as many every group is opened, and nothing is said."""
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
 
     def explained(evaluations: int) -> clearhead.Explanation:
         method = clearhead.Method("shap", context=context, evaluations=evaluations)
@@ -209,7 +209,7 @@ def test_says_how_many_evaluations_it_takes(context: str) -> None:
 def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """No coalition is evaluated twice, all go through the model in full batches, and nothing is padded."""
     text = "the movie is so boring and far too long but she said it is the book once"
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     ex.explain(text, "random")
     rows: list[tuple[int, ...]] = []
     batches: list[int] = []
@@ -233,7 +233,7 @@ def test_a_sentence_of_sixteen_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_sentences_share_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Coalitions of all inputs go together; of copies of one input nothing is evaluated anew."""
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     texts = ["I like the movie", "So boring", "I like the movie"]
     alone = [ex.explain(text, "shap") for text in texts]
     batches: list[int] = []
@@ -264,7 +264,7 @@ def test_pieces_of_words_are_joined_first_and_sentences_last() -> None:
 
 
 def test_two_texts_are_two_halves() -> None:
-    ex = twins.explainer("bert/classify")
+    ex = replica_comparison.explainer("bert/classify")
     e = ex.explain(models.PAIR, "shap")
     tree = of_words(e.units, list(range(len(e))))
     middle = e.tokens.index("[SEP]")

@@ -10,7 +10,7 @@ import transformers
 
 import clearhead
 from tests import models
-from tests.methods import twins
+from tests.methods import replica_comparison
 from tests.replicas import value_zeroing
 
 #: What ends the names of layers, and of the linear maps that make values.
@@ -36,38 +36,40 @@ def named(model, pattern: str) -> list[str]:
 
 @cache
 def maps(subject: str, place: int) -> np.ndarray:
-    ex, raw = twins.explainer(subject), models.inputs(subject)[place]
+    ex, raw = replica_comparison.explainer(subject), models.inputs(subject)[place]
     model = ex.subject.model
     return value_zeroing.contributions(
-        model, twins.model_inputs(subject, raw), named(model, LAYERS), named(model, VALUES)
+        model, replica_comparison.model_inputs(subject, raw), named(model, LAYERS), named(model, VALUES)
     )
 
 
 def allowed(subject: str) -> float:
-    return 1e-4 if subject.split("/")[0] in twins.FLOAT32_SOFTMAX else 1e-8
+    return 1e-4 if subject.split("/")[0] in replica_comparison.FLOAT32_SOFTMAX else 1e-8
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_equals_its_replica(subject: str) -> None:
     """On a padded batch; the read-out, and what it is after each layer."""
     raws = models.inputs(subject)[:2]
-    for place, e in enumerate(twins.explainer(subject).explain(raws, "value-zeroing")):
+    for place, e in enumerate(replica_comparison.explainer(subject).explain(raws, "value-zeroing")):
         own = maps(subject, place)
-        readout = twins.readout(subject, twins.model_inputs(subject, raws[place]), len(e))
-        assert twins.gap(e.scores, value_zeroing.scores(own, readout)) < allowed(subject)
-        assert twins.gap(e.per_layer, value_zeroing.depths(own, readout)) < allowed(subject)
+        readout = replica_comparison.readout(subject, replica_comparison.model_inputs(subject, raws[place]), len(e))
+        assert replica_comparison.gap(e.scores, value_zeroing.scores(own, readout)) < allowed(subject)
+        assert replica_comparison.gap(e.per_layer, value_zeroing.depths(own, readout)) < allowed(subject)
 
 
 @pytest.mark.parametrize("layers", [(0, 1), (1, None), (-1, None)], ids=str)
 def test_rows_and_layers(layers: tuple) -> None:
     subject = "bert/classify"
-    e = twins.explainer(subject).explain(models.inputs(subject)[1], "value-zeroing", rows="all", layers=layers)
-    assert twins.gap(e.matrix, value_zeroing.matrix(maps(subject, 1)[slice(*layers)])) < 1e-8
+    e = replica_comparison.explainer(subject).explain(
+        models.inputs(subject)[1], "value-zeroing", rows="all", layers=layers
+    )
+    assert replica_comparison.gap(e.matrix, value_zeroing.matrix(maps(subject, 1)[slice(*layers)])) < 1e-8
     np.testing.assert_allclose(e.matrix.sum(1), 1, atol=1e-12)
 
 
 def test_layers_that_are_not_asked_for_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ex, raw = twins.explainer("bert/classify"), models.TEXTS[0]
+    ex, raw = replica_comparison.explainer("bert/classify"), models.TEXTS[0]
     whole = ex.explain(raw, "value-zeroing")
     runs = [0, 0, 0]
     for number, layer in enumerate(ex.subject.model.bert.encoder.layer):
@@ -102,12 +104,12 @@ def test_a_decoder_sees_no_later_token(grouped: bool) -> None:
     assert (np.tril(e.matrix).sum(1) > 0.99).all()
     layers, values = ([f"model.layers.{i}{end}" for i in range(2)] for end in ("", ".self_attn.v_proj"))
     slow = value_zeroing.contributions(ex.subject.model, given, layers, values)
-    assert twins.gap(e.matrix, value_zeroing.matrix(slow)) < 1e-6
+    assert replica_comparison.gap(e.matrix, value_zeroing.matrix(slow)) < 1e-6
 
 
 def test_refused_where_values_are_not_seen() -> None:
     with pytest.raises(clearhead.Refusal, match=r"value-zeroing cannot explain .* ignores transformers' attention"):
-        twins.explainer("deberta/classify").explain(models.TEXTS[0], "value-zeroing")
+        replica_comparison.explainer("deberta/classify").explain(models.TEXTS[0], "value-zeroing")
 
 
 def test_refused_where_a_layer_does_not_repeat_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tests.replicas.cat import of_state
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 
 def shares(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.along import Walker
-from tests.replicas.passes import Seen
+from tests.replicas.path_passes import Walker
+from tests.replicas.plain_pass import Seen
 
 Matrix = Float[np.ndarray, "row unit"]
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 from tests.replicas.weights import weights
 
 Matrix = Float[np.ndarray, "row unit"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 
 def positive(seen: Seen, layer: int, head: int) -> Float[np.ndarray, "row unit"]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.along import Walker
 from tests.replicas.integrated_gradients import drawn, per_unit
+from tests.replicas.path_passes import Walker
 
 
 def scores(

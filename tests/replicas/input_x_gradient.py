@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 
 def reduced(vector: list[float], reduce: str) -> float:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.along import Walker
 from tests.replicas.input_x_gradient import reduced, unit_vectors
+from tests.replicas.path_passes import Walker
 
 
 def points(rule: str, steps: int) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from tests.replicas import beyond_intuition_head as head
 from tests.replicas import beyond_intuition_token as token
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 Matrix = Float[np.ndarray, "row unit"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 
 def augmented(attention: Float[np.ndarray, "head row unit"], heads: Sequence[int] | None) -> np.ndarray:

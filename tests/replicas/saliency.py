@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tests.replicas.input_x_gradient import reduced, unit_vectors
-from tests.replicas.passes import Seen
+from tests.replicas.plain_pass import Seen
 
 
 def scores(seen: Seen, patch: int, before: int, reduce: str = "l2") -> Float[np.ndarray, "unit"]:

@@ -3,8 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
-from tests.replicas.along import Walker
 from tests.replicas.integrated_gradients import drawn, lengths, per_unit
+from tests.replicas.path_passes import Walker
 
 
 def scores(

@@ -17,14 +17,14 @@ from PIL import Image
 import clearhead
 from clearhead.probes import view
 from clearhead.web import Limits
-from clearhead.web.asking import Ask, Input, picture_in
-from clearhead.web.explaining import Explaining, run
-from clearhead.web.heads import Heads
+from clearhead.web.attention_cache import Heads
+from clearhead.web.explain_job import Explaining, run
+from clearhead.web.image_upload import File, file_of, opened
+from clearhead.web.model_registry import Held, Shelf
 from clearhead.web.openapi import _schema
-from clearhead.web.pictures import File, file_of, opened
-from clearhead.web.queue import Job
-from clearhead.web.shelf import Held, Shelf
-from tests.show.test_documents import attended
+from clearhead.web.scheduler import Job
+from clearhead.web.schemas import Ask, Input, picture_in
+from tests.render.test_view_model import attended
 from tests.web.conftest import MODELS, events, in_base64, png
 
 Make = Callable[..., TestClient]

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from clearhead.show import bundle
-from clearhead.web import files
+from clearhead.render import bundle
+from clearhead.web import static_files
 from tests.web.conftest import in_base64, png
 
-pytest.importorskip("playwright", reason="playwright is missing")  # in CI the pages of tests/show fail without it
+pytest.importorskip("playwright", reason="playwright is missing")  # in CI the pages of tests/render fail without it
 from playwright.sync_api import Browser, Page, Route, expect
 
 TEXT = "a gripping film , but the ending is dull"
@@ -413,7 +413,9 @@ def _serious(found: dict[str, Any]) -> list[str]:
 
 
 def test_the_page_is_small_and_names_no_other_place() -> None:
-    every = {name: files.read(name) for name in files.PAGE} | {name: bundle.read(name) for name in bundle.NAMES}
+    every = {name: static_files.read(name) for name in static_files.PAGE} | {
+        name: bundle.read(name) for name in bundle.NAMES
+    }
     assert sum(map(len, every.values())) < 300_000
     for name, content in every.items():
         named = re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z0-9.]+", content)

@@ -172,7 +172,7 @@ def opened(name: str) -> tuple[Any, Any]:
 
 
 def test_tokens_do_not_cross_lexemes() -> None:
-    from clearhead.bias.syntax import parse
+    from clearhead.studies.code.syntax import parse
 
     _, tokenizer = opened("code")
     spans = tokenizer(JAVA, return_offsets_mapping=True)["offset_mapping"][1:-1]

@@ -7,7 +7,7 @@ import torch
 
 import clearhead
 from clearhead import Method
-from tests.recording.same_pass import far, far_from_whole_maps
+from tests.capture.float64_reference import far, far_from_whole_maps
 
 clearhead_zoo = pytest.importorskip("clearhead_zoo")
 from clearhead_zoo.tasks import recall  # noqa: E402

@@ -24,8 +24,8 @@ from cards import write_pages
 
 import clearhead
 import clearhead_zoo
-from clearhead.bench.explaining import CONTROLS
-from clearhead.bench.protocol import Measurement
+from clearhead.bench.chunk_explanations import CONTROLS
+from clearhead.bench.protocols.base import Measurement
 from clearhead.bench.tables import Column, columns, markdown
 
 FIGURES = ("precision", "average precision")

@@ -6,9 +6,9 @@ An engine is a function (worker, tasks, workers, address) → shards, registered
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from clearhead.bench.planning import Task
+from clearhead.bench.job import Task
 from clearhead.bench.store import Shard
-from clearhead.bench.working import Worker, start_here, work_here
+from clearhead.bench.worker import Worker, start_here, work_here
 from clearhead.errors import ClearheadError, InputError, unknown
 
 Engine = Callable[[Worker, Sequence[Task], int, str | None], Iterator[Shard]]

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.bench.engines import opened_anew, register
-from clearhead.bench.planning import Job, Task
+from clearhead.bench.job import Job, Task
 from clearhead.bench.store import Shard
-from clearhead.bench.working import Worker
+from clearhead.bench.worker import Worker
 from clearhead.errors import ClearheadError, InputError
 
 #: A chunk whose actor dies so many times more is given up: it is the chunk that kills.

@@ -2,7 +2,7 @@
 
     RUN/run.json             what was asked for (the last time), and the settings behind each hash
     RUN/shards/KEY-WHAT.parquet   the rows of one chunk; KEY: model, examples, versions; WHAT: protocols and methods
-    RUN/explanations/KEY-WHAT.jsonl.gz   the explanations of a shard, where they were asked for (`keeping.py`)
+    RUN/explanations/KEY-WHAT.jsonl.gz   the explanations of a shard, where they were asked for (`explanation_store.py`)
     RUN/timings.jsonl        when and how long: beside the results, never in them
     RUN/table.parquet        all rows that the job asks for, in the plan's order; and why some are not there
 
@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.bench import keeping
-from clearhead.bench.protocol import Measurement, Protocol
+from clearhead.bench import explanation_store
+from clearhead.bench.protocols.base import Measurement, Protocol
+from clearhead.data.atomic_file import PARTIAL, whole
 from clearhead.errors import InputError
-from clearhead.files import PARTIAL, whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from clearhead.bench.keeping import Kept
+    from clearhead.bench.explanation_store import Kept
 
 COLUMNS = ("model", "data", "example", "method", "protocol", "settings", "versions", "part", "figures", "curves")
 
@@ -138,7 +138,7 @@ class Store:
         self.check()
         path = self.folder / "run.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in (self.folder, self.shards, self.folder / keeping.FOLDER):
+        for folder in (self.folder, self.shards, self.folder / explanation_store.FOLDER):
             for leftover in folder.glob(f".*{PARTIAL}"):
                 leftover.unlink()
         settings = {**(self.about().get("settings", {}) if path.exists() else {}), **about["settings"]}
@@ -260,7 +260,7 @@ class Store:
 
     def merge(self, other: "Store") -> int:
         """Take over the shards of another run that are not here yet, and what it kept; how many shards there were."""
-        keeping.take(self.folder, other.folder)
+        explanation_store.take(self.folder, other.folder)
         new = [path for path in sorted(other.shards.glob("*.parquet")) if not (self.shards / path.name).exists()]
         for path in new:
             other.made_for(path)  # a damaged one is told now, and not taken

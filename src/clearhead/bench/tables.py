@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.bench.protocol import Measurement
-from clearhead.bench.statistics import Interval, interval, ranks
+from clearhead.bench.protocols.base import Measurement
+from clearhead.stats import Interval, interval, ranks
 
 
 @dataclass

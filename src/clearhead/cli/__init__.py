@@ -12,18 +12,18 @@ import typer
 import clearhead
 from clearhead.cli import attention as attending
 from clearhead.cli import bench as benchmark
-from clearhead.cli import bias as biasing
+from clearhead.cli import bias_gender as biasing
 from clearhead.cli import concept as conceiving
 from clearhead.cli import convert as converting
 from clearhead.cli import lecture as lecturing
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli import probe as probing
-from clearhead.cli import process as process
+from clearhead.cli import runtime as process
 from clearhead.cli import serve as serving
 from clearhead.cli import verify as verifying
 from clearhead.cli.inputs import check_data, data_among, load, opened
-from clearhead.datasets import Dataset, recognise
+from clearhead.data.sources import Dataset, recognise
 from clearhead.errors import InputError
 
 app = typer.Typer(
@@ -222,7 +222,7 @@ def methods(model: opt.Model = None, as_json: opt.Json = False) -> None:
     What a method asks for is recorded in the pass. Signed scores can speak against the target.
     """
     from clearhead.methods import REGISTRY
-    from clearhead.show.methods import render
+    from clearhead.render.methods_table import render
 
     applies = {} if model is None else {line.name: line for line in load(opt.Loading(model)).methods()}
     table: list[dict[str, Any]] = []
@@ -322,7 +322,7 @@ def _explain_data(
     streams = {"text", "image"} if data.with_pictures else {data.stream}
     ex = load(loading, streams)
     check_data(data, ex)
-    from clearhead.runs import Run
+    from clearhead.data.dataset_run import Run
 
     effective = {"model": loading.model or ex.subject.name, "scale": about["scale"] or ex.subject.scales[0]}
     run = Run(ex, data, out, chosen, arguments, batch_size, {**about, **effective})

@@ -12,7 +12,7 @@ from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import opened
 from clearhead.cli.probe import probed_inputs
-from clearhead.datasets import recognise
+from clearhead.data.sources import recognise
 from clearhead.errors import InputError, Refusal
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _maps(found: "AttentionView | StreamsView") -> "dict[str, AttentionView]":
 
 
 def _write(folder: Path, found: "AttentionView | StreamsView", chosen: list[tuple[int, int]]) -> None:
-    from clearhead.show.html import page_of
+    from clearhead.render.html import page_of
 
     for name, own in _maps(found).items():
         place = folder / re.sub(r"\W+", "-", name.replace("→", "to"))
@@ -149,7 +149,7 @@ def _write(folder: Path, found: "AttentionView | StreamsView", chosen: list[tupl
 
 
 def _figures(own: "AttentionView", chosen: list[tuple[int, int]]) -> dict[str, Any]:
-    from clearhead.show import attending
+    from clearhead.render.mpl import attention as attending
 
     made = {"overview": attending.overview(own), "depth": attending.by_depth(own)}
     if own.keys is None:  # a layered graph is of units that look at one another

@@ -7,12 +7,12 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli import process
+from clearhead.cli import runtime
 from clearhead.cli.inputs import without_bars
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.bench.running import Run
+    from clearhead.bench.runner import Run
 
 EXAMPLES = (
     "clearhead bench --model zoo:logic --data known:logic --methods generic,grad-sam --protocols truth --out runs/a",
@@ -99,11 +99,11 @@ def bench(
     for more, computes the chunks of examples that are missing, and no other. A method's rank is shown only as far as
     the examples decide it.
     """
-    from clearhead.bench import predicting
+    from clearhead.bench import time_estimate
     from clearhead.bench.engines import engine as engine_named
-    from clearhead.bench.planning import Job, setting
-    from clearhead.bench.running import Run
-    from clearhead.bench.working import versions
+    from clearhead.bench.job import Job, setting
+    from clearhead.bench.runner import Run
+    from clearhead.bench.worker import versions
 
     engine_named(engine, address)  # an unknown one is told before the model is opened
     without_bars(model)
@@ -135,33 +135,33 @@ def bench(
         run.take(other)
     with put.waiting("planning"):
         cost = run.cost()
-        expected = predicting.predicted(run, 1 if engine == "local" else workers)
+        expected = time_estimate.predicted(run, 1 if engine == "local" else workers)
     if not as_json:
         print(cost if expected is None else f"{cost}; {expected}")
     if cost.outdated:
         said = f"{cost.outdated:,} rows in {out} were measured with other versions, and are computed anew"
-        process.say(f"{said} (now: {versions()})", 0)
+        runtime.say(f"{said} (now: {versions()})", 0)
     try:
         with put.progress(cost.examples) as advance:
 
             def advance_or_stop(examples: int) -> None:
                 advance(examples)
-                if process.STATE.interrupted:
+                if runtime.STATE.interrupted:
                     raise KeyboardInterrupt
 
             report = run(engine, workers, advance_or_stop, address)
         if expected is not None:
-            predicting.keep(run, expected)
+            time_estimate.keep(run, expected)
     except KeyboardInterrupt:
-        raise process.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
+        raise runtime.Stopped(f"interrupted: the same command goes on with what is in {out}") from None
     if as_json:
         put.print_json({**report.to_dict(), "refused": run.refused()})
     else:
         _show(run)
         print(f"chunks: {report.computed} computed, {report.there_before} there before; {out / 'table.parquet'}")
     if next(run.store.table(), None) is None:
-        process.say("nothing could be measured; why is said above, and with --json under refused", process.ROWS_FAILED)
-        raise typer.Exit(process.ROWS_FAILED)
+        runtime.say("nothing could be measured; why is said above, and with --json under refused", runtime.ROWS_FAILED)
+        raise typer.Exit(runtime.ROWS_FAILED)
 
 
 def report(
@@ -175,10 +175,10 @@ def report(
 
     No model, no data and no GPU is needed: everything is in the run's folder.
     """
-    from clearhead.bench.exporting import csv_text, latex_text
-    from clearhead.bench.page import page
-    from clearhead.bench.reading_back import Finished
-    from clearhead.files import whole
+    from clearhead.bench.export import csv_text, latex_text
+    from clearhead.bench.report_page import page
+    from clearhead.bench.run_results import Finished
+    from clearhead.data.atomic_file import whole
 
     found = Finished(run)
     texts = {"report.html": page(found), "tables.tex": latex_text(found), "tables.csv": csv_text(found)}
@@ -217,7 +217,7 @@ def _numbers(path: Path) -> tuple[int, ...]:
 
 def _show(run: "Run") -> None:
     """The headline of each protocol, and how far its parts agree; what is no mean over examples; what is missing."""
-    from clearhead.bench.reading_back import Section
+    from clearhead.bench.run_results import Section
     from clearhead.bench.tables import agreement_of_parts, markdown, plain
 
     refused = run.refused()

@@ -10,13 +10,13 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import load
-from clearhead.datasets import cells_of, columns_of, open_dataset, read_text, whole
+from clearhead.data.sources import cells_of, columns_of, open_dataset, read_text, whole
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from clearhead.bias.code_study import CodeStudy
-    from clearhead.bias.questions import Question
     from clearhead.explainer import Explainer
+    from clearhead.studies.code.study import CodeStudy
+    from clearhead.studies.code.tasks import Question
 
 CODE = (
     "clearhead bias code src/ --count 300 --html code.html",
@@ -86,8 +86,8 @@ def code(
     if (answers is not None) != (task == "translate"):
         raise InputError("--answers FILE goes with --task translate: the right answers, one a line")
     put.check_places(html)
-    from clearhead.bias.code_study import study
-    from clearhead.show.code_page import code_page
+    from clearhead.render.reports.code import code_page
+    from clearhead.studies.code.study import study
 
     chosen = [] if method is None else opt.methods([method], [])
     languages = _languages(language)
@@ -123,7 +123,7 @@ def _said(value: Any) -> str:
 
 
 def _languages(words: str | None) -> list[str]:
-    from clearhead.bias.syntax import language_named
+    from clearhead.studies.code.syntax import language_named
 
     return [language_named(one.strip()) for one in words.split(",")] if words else []
 
@@ -137,9 +137,9 @@ def _questions(
     count: int,
     seed: int,
 ) -> "list[Question]":
-    from clearhead.bias import questions as asking
-    from clearhead.subjects.answers import Answering
-    from clearhead.subjects.masked import MaskedLanguageModel
+    from clearhead.adapters.generation import Answering
+    from clearhead.adapters.masked_lm import MaskedLanguageModel
+    from clearhead.studies.code import tasks as asking
 
     writes = isinstance(ex.subject, Answering)
     if task == "pairs" and (writes or isinstance(ex.subject, MaskedLanguageModel)):
@@ -178,7 +178,7 @@ def _questions(
 
 def _functions(path: Path, languages: list[str]) -> dict[str, list[str]]:
     """Functions by language: of source files, or the lines of a .txt file."""
-    from clearhead.bias.syntax import ENDINGS, functions
+    from clearhead.studies.code.syntax import ENDINGS, functions
 
     if not path.exists():
         raise InputError(f"there is no file or folder {str(path)!r}")

@@ -8,9 +8,9 @@ import typer
 
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
+from clearhead.cli.input_sets import layer_numbers, read_concept, read_labelled, read_set, read_texts, two_names
 from clearhead.cli.inputs import load, opened
-from clearhead.cli.sets import layer_numbers, read_concept, read_labelled, read_set, read_texts, two_names
-from clearhead.datasets import recognise
+from clearhead.data.sources import recognise
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def tcav(
     put.check_folder(save, option="--save")
     from clearhead.concepts.directions import Directions
     from clearhead.concepts.tcav import inquire
-    from clearhead.show.concept_pages import tcav_page
+    from clearhead.render.reports.concepts import tcav_page
 
     own, others = read_set(inputs), read_set(random)
     concepts = dict(read_concept(one, others, examples, seed) for one in concept)
@@ -175,7 +175,7 @@ def densray(
     sides = two_names(names, "--names") if names else (Path(first).stem, Path(second).stem)
     ex, found = _directions(model, first, second, text, layers, pool, sides, count, seed, plain, few, dimensions)
     from clearhead.concepts.directions import Directions
-    from clearhead.show.concept_pages import directions_page
+    from clearhead.render.reports.concepts import directions_page
 
     settings = {"pool": "word" if text else pool, "normalise": not plain, "dimensions": dimensions, "seed": seed}
     if save is not None:
@@ -202,9 +202,16 @@ def _directions(
     few: bool,
     dimensions: int,
 ) -> "tuple[Explainer, Directions]":
-    from clearhead.bias.words import AxisVectors, axis_vectors, collect, directions_of, known_pairs, read_pairs
-    from clearhead.concepts.layers import own_calls
-    from clearhead.concepts.vectors import activations
+    from clearhead.concepts.cav import activations
+    from clearhead.concepts.layer_hooks import own_calls
+    from clearhead.concepts.word_pairs import (
+        AxisVectors,
+        axis_vectors,
+        collect,
+        directions_of,
+        known_pairs,
+        read_pairs,
+    )
 
     how: dict[str, Any] = {"normalise": not plain, "few": few, "seed": seed, "dimensions": dimensions}
     wanted = None if layers is None else layer_numbers(layers)
@@ -242,8 +249,8 @@ def explain(
     put.check_places(html)
     if given is None:
         raise InputError("nothing to explain: give a text or a picture. See clearhead concept explain --help")
+    from clearhead.concepts.concept_target import firing
     from clearhead.concepts.directions import Directions
-    from clearhead.concepts.target import firing
 
     found = Directions.load(directions)
     chosen = opt.methods(method, ["generic"])
@@ -278,9 +285,9 @@ def remove(
     A masked language model is measured by its loss at masked words, a classifier by accuracy and loss on labelled rows.
     """
     put.check_places(html)
-    from clearhead.concepts.cost import cost_at_masks, cost_with_labels
+    from clearhead.concepts.ablation_cost import cost_at_masks, cost_with_labels
     from clearhead.concepts.directions import Directions
-    from clearhead.show.concept_pages import removal_page
+    from clearhead.render.reports.concepts import removal_page
 
     found = Directions.load(directions)
     if label is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import clearhead
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.datasets import Dataset, Given, as_picture, as_sound, open_dataset
+from clearhead.data.sources import Dataset, Given, as_picture, as_sound, open_dataset
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:

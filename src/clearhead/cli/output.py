@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import clearhead
-from clearhead.cli import process
+from clearhead.cli import runtime
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.joint import AnyExplanation
+    from clearhead.explanation.multi_stream import AnyExplanation
 
 SUFFIX = ".safetensors"
 #: Columns of a text that goes into a file or a pipe: wide enough that tables are not cut.
@@ -59,14 +59,14 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_json(data: Any) -> None:
-    from clearhead.explanation import plain
+    from clearhead.explanation.explanation import plain
 
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(plain(data), ensure_ascii=False, indent=indent, allow_nan=False))
 
 
 def print_table(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
-    from clearhead.show.tables import table
+    from clearhead.render.terminal_tables import table
 
     console().print(table(columns, lines))
 
@@ -114,7 +114,7 @@ def show(explanations: Sequence["AnyExplanation"], html: str | None, as_json: bo
 
 def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
     """What matters most in all explanations of a folder, method by method; gives the number of files left out."""
-    from clearhead.show.terminal import render_aggregate
+    from clearhead.render.terminal import render_aggregate
 
     files = sorted(folder.rglob(f"*{SUFFIX}"))
     if not files:
@@ -131,7 +131,7 @@ def show_folder(folder: Path, by: str, how: str, as_json: bool) -> int:
     if not by_method:
         raise bad[0]
     for left_out in bad:
-        process.say(f"left out: {left_out}", process.ROWS_FAILED)
+        runtime.say(f"left out: {left_out}", runtime.ROWS_FAILED)
     aggregates = {name: clearhead.aggregate(some, by, how) for name, some in by_method.items()}  # type: ignore[arg-type]
     if as_json:
         print_json({name: aggregate.to_dict() for name, aggregate in aggregates.items()})

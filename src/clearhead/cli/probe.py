@@ -13,13 +13,13 @@ import typer
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
 from clearhead.cli.inputs import check_data, load, opened
-from clearhead.datasets import cells_of, open_dataset, recognise, whole
+from clearhead.data.sources import cells_of, open_dataset, recognise, whole
 from clearhead.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
     from clearhead.probes import ProbeResult
-    from clearhead.probes.fitting import Bar
+    from clearhead.probes.fine_tuning import Bar
 
 EXAMPLES = (
     'clearhead probe permutation "You look extremely confused"',
@@ -236,8 +236,8 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _write(result: "ProbeResult", folder: Path) -> None:
-    from clearhead.show.html import page_of
-    from clearhead.show.probing import plot
+    from clearhead.render.html import page_of
+    from clearhead.render.mpl.probes import plot
 
     folder.mkdir(exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result.to_dict(), ensure_ascii=False), encoding="utf-8")

@@ -63,7 +63,7 @@ def serve(
     except ImportError as missing:
         raise InputError(f"the page needs {missing.name}: pip install 'clearhead[web]'") from None
     from clearhead.web import Limits, make_app
-    from clearhead.web.guard import check_token, is_loopback
+    from clearhead.web.middleware import check_token, is_loopback
 
     token = _token(token_file)
     check_token(host, token)

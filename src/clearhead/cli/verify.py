@@ -7,7 +7,7 @@ import typer
 import clearhead
 from clearhead.cli import options as opt
 from clearhead.cli import output as put
-from clearhead.cli import process
+from clearhead.cli import runtime
 from clearhead.cli.inputs import load, opened
 
 EXAMPLES = (
@@ -46,5 +46,5 @@ def verify(
         put.console().print(found)
     if not found.ok:
         broken = "; ".join(f"{row.method}: {row.what}" for row in found.failed)
-        process.say(f"does not hold: {broken}", process.ROWS_FAILED)
-        raise typer.Exit(process.ROWS_FAILED)
+        runtime.say(f"does not hold: {broken}", runtime.ROWS_FAILED)
+        raise typer.Exit(runtime.ROWS_FAILED)

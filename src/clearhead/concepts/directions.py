@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.data.atomic_file import whole
 from clearhead.errors import InputError
-from clearhead.files import whole
 
 
 @dataclass(frozen=True)

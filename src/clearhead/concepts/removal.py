@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.concepts.densray import Vectors, placed, top, two_sets
 from clearhead.concepts.directions import Direction
-from clearhead.concepts.layers import Act, acting, layer_number, sites
+from clearhead.concepts.layer_hooks import Act, acting, layer_number, sites
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
 

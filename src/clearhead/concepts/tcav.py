@@ -1,7 +1,7 @@
 """TCAV: does a concept drive a class, more than a random concept would?
 
 A concept's vectors do not depend on the class that is asked about: `prepare` finds them once, `Prepared.ask` holds them
-against the inputs of one class, and `inquire` is both. The tests are those of `concepts/testing.py`.
+against the inputs of one class, and `inquire` is both. The tests are those of `concepts/significance.py`.
 """
 
 import math
@@ -15,18 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.concepts.directions import Direction, Directions
-from clearhead.concepts.states import Found, Progress, states_of
-from clearhead.concepts.testing import (
-    Tested,
-    against_all,
-    corrected,
-    deal,
-    judged,
-    random_magnitudes,
-    random_vectors,
-)
-from clearhead.concepts.vectors import (
+from clearhead.adapters.base import Sample
+from clearhead.concepts.cav import (
     THRESHOLD,
     Examples,
     Gradients,
@@ -37,10 +27,20 @@ from clearhead.concepts.vectors import (
     sensitivities,
     tcav_score,
 )
+from clearhead.concepts.directions import Direction, Directions
+from clearhead.concepts.hidden_states import Found, Progress, states_of
+from clearhead.concepts.significance import (
+    Tested,
+    against_all,
+    corrected,
+    deal,
+    judged,
+    random_magnitudes,
+    random_vectors,
+)
 from clearhead.errors import InputError
 from clearhead.explainer import Explainer
-from clearhead.explanation import plain
-from clearhead.subjects.base import Sample
+from clearhead.explanation.explanation import plain
 from clearhead.targets import TargetLike
 
 
@@ -63,8 +63,8 @@ class Inquiry:
     settings: dict[str, Any]
 
     def _repr_html_(self) -> str:
-        from clearhead.show.concept_pages import tcav_sheet
-        from clearhead.show.html import notebook_cell
+        from clearhead.render.html import notebook_cell
+        from clearhead.render.reports.concepts import tcav_sheet
 
         return notebook_cell(tcav_sheet(self))
 

@@ -14,7 +14,7 @@ from clearhead.methods import (  # noqa: F401  (importing a method registers it)
     deeplift_shap,
     flow,
     generic,
-    generic_across,
+    generic_cross_attention,
     grad_sam,
     gradient_shap,
     input_x_gradient,

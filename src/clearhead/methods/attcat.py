@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call, Tape
 from clearhead.methods.base import Fold, Scores, of_authors, register
 from clearhead.methods.cat import features_x_gradient
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call, Tape
 
 
 @register(

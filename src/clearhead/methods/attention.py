@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call, Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call, Tape
 
 
 @register(

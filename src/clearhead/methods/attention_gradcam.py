@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Call, Tape
 from clearhead.errors import InputError
 from clearhead.methods.attention import looks_of
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
-from clearhead.recording.tape import Call, Tape
 
 
 @register(

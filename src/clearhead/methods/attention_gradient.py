@@ -10,8 +10,8 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Call
 from clearhead.methods.base import Fold, push, register
-from clearhead.recording.tape import Call
 
 
 @register(

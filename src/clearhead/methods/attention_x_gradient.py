@@ -7,9 +7,9 @@ A baseline of AttCAT's authors (“AttGrads”): Generic Attention's maps withou
 
 from typing import ClassVar
 
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call
 from clearhead.methods.base import Fold, register
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call
 
 
 @register(

@@ -3,14 +3,14 @@
     r_i = Σ_k x_ik · g_ik          x_i: a token's word embedding, or the pixels of a patch
 
 g is the gradient, but for activations (f(z)/z), products of two activations such as attention and gated units (halved
-for each of the two) and norms (what divides is a constant): `rules/attn_lrp.py`. Relevance is conserved but for what
-biases, positions and the softmax's constant part take up.
+for each of the two) and norms (what divides is a constant): `backward_rules/attn_lrp.py`. Relevance is conserved but
+for what biases, positions and the softmax's constant part take up.
 """
 
+from clearhead.backward_rules.attn_lrp import AttnLRP
+from clearhead.capture.tape import Tape
+from clearhead.methods._modified_backward import PATENTS, UnderRules
 from clearhead.methods.base import Scores, register
-from clearhead.methods.under_rules import PATENTS, UnderRules
-from clearhead.recording.tape import Tape
-from clearhead.rules.attn_lrp import AttnLRP
 
 
 @register(

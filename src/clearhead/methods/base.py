@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from clearhead.capture.attention.reductions import push as push
+from clearhead.capture.tape import Asks, Call, Tape, check_asks
 from clearhead.errors import InputError, unknown
+from clearhead.methods._tiled import Tiled
 from clearhead.methods.options import SHARED, Layers, own_option
-from clearhead.methods.tiled import Tiled
-from clearhead.recording.reduce import push as push
-from clearhead.recording.tape import Asks, Call, Tape, check_asks
 from clearhead.units import Axis
 
 Family = Literal["attention", "relevance", "gradient", "perturbation", "control"]
@@ -32,7 +32,7 @@ class Declaration:
     citation: str
     signed: bool
     target: Literal["any", "none"]
-    #: What it is handed: one tape, or something else that `passes.py` knows.
+    #: What it is handed: one tape, or something else that `engine/passes` knows.
     kind: str = "tape"
     linear_in_target: bool = False
     #: Half-open; what is no whole number is a share of the depth.

@@ -4,7 +4,7 @@
     F = E_h[(mean_k ∂y/∂A_last(α_k x))⁺]
     r = Σ_i w_i P_i ⊙ F_i
 
-with `steps` points α_k evenly from 0 to 1 (`perception.py`). θ sums to one over the heads of a sample. Layers from a
+with `steps` points α_k evenly from 0 to 1 (`_perception.py`). θ sums to one over the heads of a sample. Layers from a
 quarter of the depth on: with the 12 layers of ViT-B, those of the authors' script, from layer 3 on. The profile
 `bi_vit_h` starts at layer 3 at any depth, as the script does. `perception="uniform"` weighs all heads alike,
 `layers=(-1, None)` perceives through the last layer alone, and `perception="none"` leaves the feedback alone.
@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Asks, Call, check_asks
 from clearhead.errors import Refusal
+from clearhead.methods._perception import Feedback, PerceptionFold
 from clearhead.methods.base import of_authors, register
-from clearhead.methods.perception import Feedback, PerceptionFold
-from clearhead.recording.tape import Asks, Call, check_asks
 
 #: AᵀG is a product of matrices, cubic in the length.
 LONGEST = 4096

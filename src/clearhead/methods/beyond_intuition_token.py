@@ -5,7 +5,7 @@
     r = Σ_i w_i P_i ⊙ F_i
 
 v_j are the values of all heads (with their bias), W_o the output projection (without), z_j what enters the layer; with
-`steps` points α_k evenly from 0 to 1 (`perception.py`). Layers from half of the depth on: with the 12 layers of ViT-B,
+`steps` points α_k evenly from 0 to 1 (`_perception.py`). Layers from half of the depth on: with the 12 layers of ViT-B,
 those of the authors' script, from layer 6 on. The profile `bi_vit_c` starts at layer 6 at any depth, as the script
 does. `perception="uniform"` sets ρ to one, `layers=(-1, None)` perceives through the last layer alone, and
 `perception="none"` leaves the feedback alone.
@@ -16,10 +16,10 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Asks, Call, check_asks
 from clearhead.errors import Refusal
+from clearhead.methods._perception import Feedback, PerceptionFold
 from clearhead.methods.base import of_authors, register
-from clearhead.methods.perception import Feedback, PerceptionFold
-from clearhead.recording.tape import Asks, Call, check_asks
 
 
 @register(

@@ -9,8 +9,8 @@ is zero everywhere but at the pooled token.
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Call
 from clearhead.methods.base import Fold, register
-from clearhead.recording.tape import Call
 
 
 def features_x_gradient(call: Call) -> Float[Tensor, "batch unit"]:

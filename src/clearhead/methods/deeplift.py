@@ -4,8 +4,9 @@
 
 x_i is a token's word embedding, or the pixels of a patch; m are multipliers, chained as gradients are. Each operation
 has some with Σ m · Δin = Δout, exactly: Δf/Δz for functions of one number, and closed forms for products (attention,
-gated units), quotients, softmax and norms (`rules/deeplift.py`). So the scores add up on transformers, too; how far
-they are from it (`completeness_gap`) is in the certificate. The class is the one that is predicted at the input.
+gated units), quotients, softmax and norms (`backward_rules/deeplift.py`). So the scores add up on transformers, too;
+how far they are from it (`completeness_gap`) is in the certificate. The class is the one that is predicted at the
+input.
 
 Where the sums of a softmax or the scales of a norm differ by more than e² between x and x′, as they do in ordinary
 models, the closed forms have multipliers that must cancel, and float32 loses the scores in them. There the default
@@ -18,10 +19,10 @@ not add up: `profile="captum"` gives them, and warns. Baselines by name as in in
 
 from collections.abc import Iterable
 
+from clearhead.capture.tape import Tape
+from clearhead.methods._reference import Held, Reference, ReferenceFold
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.references import Held, Reference, ReferenceFold
-from clearhead.recording.tape import Tape
 
 
 @register(

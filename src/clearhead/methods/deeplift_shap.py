@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 import torch
 
+from clearhead.capture.tape import Tape
+from clearhead.methods._path import counted, named
+from clearhead.methods._reference import Held, Reference, ReferenceFold
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import counted, named
-from clearhead.methods.references import Held, Reference, ReferenceFold
-from clearhead.recording.tape import Tape
 
 
 @register(

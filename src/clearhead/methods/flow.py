@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Call, Tape
 from clearhead.errors import CostWarning
 from clearhead.methods.base import Fold, Scores, register
-from clearhead.recording.tape import Call, Tape
 
 #: Edges that igraph goes through in a second, all problems together (measured: 9 million), and seconds worth a word.
 SPEED, PATIENCE = 9_000_000, 30

@@ -4,10 +4,10 @@
 
 The read-out row alone is pushed, from the last layer to the first: r ← r + r Ā_l. What each layer adds is kept, so the
 scores are the sum of the layers' and heads' shares, and the identity is never added (subtracting it afterwards would
-lose what lies below float32's 1e-7). Where streams look at each other: `generic_across.py`, whose rules the options
-concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is replaced, not
-added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
-(`rules/relevance.py`) in place of A_l.
+lose what lies below float32's 1e-7). Where streams look at each other: `generic_cross_attention.py`, whose rules the
+options concern: `normalise`, `within` and `guard` are refused elsewhere. Everywhere: `aggregate` (without it R is
+replaced, not added to), `fusion`, and `lrp`, the authors' ablation: the relevance of A_l by rules of propagation
+(`backward_rules/lrp.py`) in place of A_l.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.backward_rules.lrp import Relevance
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call, Tape
 from clearhead.errors import InputError
 from clearhead.methods.base import Fold, Scores, of_authors, push, register
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call, Tape
-from clearhead.rules.relevance import Relevance
 
 #: What becomes of a row of relevance that is zero when it is divided by its sum: it stays zero (ours), or it becomes
 #: NaN, and additions that hold NaN are left out (the authors' DETR) or are not (their LXMERT).

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call
 from clearhead.methods.base import Fold, register
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call
 
 
 @register(

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 import torch
 
+from clearhead.capture.tape import Tape
+from clearhead.methods._path import PathFold, Point, Step, counted, named
 from clearhead.methods.base import Scores, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Step, counted, named
-from clearhead.recording.tape import Tape
 
 
 @register(

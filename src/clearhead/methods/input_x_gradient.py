@@ -10,8 +10,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Tape
 from clearhead.methods.base import Fold, Scores, register
-from clearhead.recording.tape import Tape
 
 Reduce = Literal["sum", "l2", "abs"]
 

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 import torch
 
+from clearhead.capture.tape import Tape
 from clearhead.errors import Refusal
+from clearhead.methods._path import PathFold, Point, Rule, Step, quadrature
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Rule, Step, quadrature
-from clearhead.recording.tape import Tape
 
 
 @register(

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.methods._perturbation import NOTHING, Game, Perturbation, Play, Shares, whole_number
 from clearhead.methods.base import register
-from clearhead.methods.games import NOTHING, Game, Perturbation, Play, Shares, whole_number
 
 #: Up to so many players, all coalitions.
 EXACT = 11

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Asks, Call, Tape, check_asks
+from clearhead.methods._path import PathFold, Point, Rule, Step, counted, quadrature
 from clearhead.methods.base import Scores, of_authors, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.methods.paths import PathFold, Point, Rule, Step, counted, quadrature
-from clearhead.recording.tape import Asks, Call, Tape, check_asks
 
 #: What comes out of a layer at one point of the way, and the gradient there.
 Seen = tuple[Float[Tensor, "batch unit model"], Float[Tensor, "batch unit model"]]

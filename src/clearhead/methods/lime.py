@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.errors import InputError
+from clearhead.methods._perturbation import NOTHING, Game, Perturbation, Play, Shares, whole_number
 from clearhead.methods.base import register
-from clearhead.methods.games import NOTHING, Game, Perturbation, Play, Shares, whole_number
 
 
 @register(

@@ -2,19 +2,19 @@
 
     r_i = Σ_k R_ik          R: the relevance of a token's embedding, or of the pixels of a patch
 
-`rules` is the family of rules (`rules/relevance.py`): "ours", which conserves relevance, so that the scores of a text
-add up to one, what the target starts with; or "orig", as in published comparisons, where it doubles at each linear map.
-With `positions` the positions that are added to embeddings take their share, which then belongs to no unit, as in the
-authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's. What starts with
-a sum of zero (a contrast, a probability, log-odds) is refused by rules that keep sums: nothing of it would arrive.
+`rules` is the family of rules (`backward_rules/lrp.py`): "ours", which conserves relevance, so that the scores of a
+text add up to one, what the target starts with; or "orig", as in published comparisons, where it doubles at each linear
+map. With `positions` the positions that are added to embeddings take their share, which then belongs to no unit, as in
+the authors' code for ViT; without, a token's share is its own. What a class token is given is no pixel's. What starts
+with a sum of zero (a contrast, a probability, log-odds) is refused by rules that keep sums: nothing of it would arrive.
 """
 
 from typing import Literal
 
+from clearhead.backward_rules.lrp import Relevance
+from clearhead.capture.tape import Tape
+from clearhead.methods._modified_backward import PATENTS, UnderRules
 from clearhead.methods.base import Scores, of_authors, register
-from clearhead.methods.under_rules import PATENTS, UnderRules
-from clearhead.recording.tape import Tape
-from clearhead.rules.relevance import Relevance
 
 
 @register(

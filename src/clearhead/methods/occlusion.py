@@ -10,8 +10,8 @@ lose, per unit of a window.
 
 import torch
 
+from clearhead.methods._perturbation import Game, Perturbation, Play, Shares, whole_number
 from clearhead.methods.base import register
-from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
 
 
 @register(

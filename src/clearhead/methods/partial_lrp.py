@@ -2,8 +2,9 @@
 
     r = w · E_h[P_l⁺]          w: the read-out,  P_l: the relevance of A_l
 
-The last layer by default; over several layers their mean. `rules` is the family of rules (`rules/relevance.py`): "orig"
-as published, or "ours", those of Transformer Attribution. Where streams look at each other, each map is read by itself.
+The last layer by default; over several layers their mean. `rules` is the family of rules (`backward_rules/lrp.py`):
+"orig" as published, or "ours", those of Transformer Attribution. Where streams look at each other, each map is read by
+itself.
 
 With `scaled` each map is taken as it is, negative or not, and brought to 0…1 before a row of it is read, as authors do
 for LXMERT, VisualBERT and DETR: scores then depend on rows that do not speak for the target. With `repeated`, each
@@ -16,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.backward_rules.lrp import Relevance
+from clearhead.capture.tape import Call, Tape
+from clearhead.methods._modified_backward import PATENTS, UnderRules, UnderRulesAcross
 from clearhead.methods.base import Frame, Scores, across, of_authors, push, register
-from clearhead.methods.under_rules import PATENTS, UnderRules, UnderRulesAcross
-from clearhead.recording.tape import Call, Tape
-from clearhead.rules.relevance import Relevance
 
 
 @register(

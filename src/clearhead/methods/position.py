@@ -5,8 +5,8 @@
 p_i says how far unit i lies from the start of the text, or from the middle of the picture.
 """
 
+from clearhead.capture.tape import Tape
 from clearhead.methods.base import Fold, Scores, register
-from clearhead.recording.tape import Tape
 
 
 @register(

@@ -2,8 +2,8 @@
 
 import torch
 
+from clearhead.capture.tape import Tape
 from clearhead.methods.base import Fold, Scores, register
-from clearhead.recording.tape import Tape
 
 
 @register(

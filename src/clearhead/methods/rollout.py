@@ -11,7 +11,7 @@ Where a stream s looks at another, q, the two rollouts meet in the last map betw
     R_sq = R_ssᵀ · E_h A_sq · R_qq
 
 Where a tower t goes on beside a stream s and is added to it again after each of its layers (BridgeTower), these are
-layers of the stream, too, which look at the tower (why: `generic_across.py`), and rows still sum to one:
+layers of the stream, too, which look at the tower (why: `generic_cross_attention.py`), and rows still sum to one:
 
     R_tt ← (E_h A + I) / 2 · R_tt,     R_ss ← (E_h A · R_tt + R_ss) / 2
 
@@ -26,10 +26,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from clearhead.capture.attention.reductions import Reduce
+from clearhead.capture.tape import Call, Tape
+from clearhead.methods._stream_maps import Map, Matrix, aside_of, map_of, one_way, steps
 from clearhead.methods.base import AcrossFold, Fold, Frame, Scores, across, of_authors, register
-from clearhead.methods.maps import Map, Matrix, aside_of, map_of, one_way, steps
-from clearhead.recording.reduce import Reduce
-from clearhead.recording.tape import Call, Tape
 
 
 @register(

@@ -5,9 +5,9 @@
 x_i is a token's word embedding, or the pixels of a patch.
 """
 
+from clearhead.capture.tape import Tape
 from clearhead.methods.base import Fold, Scores, register
 from clearhead.methods.input_x_gradient import Reduce, reduced
-from clearhead.recording.tape import Tape
 
 
 @register(

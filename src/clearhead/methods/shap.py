@@ -28,9 +28,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.errors import CostWarning
+from clearhead.methods._perturbation import Game, Perturbation, Play, Shares, whole_number
 from clearhead.methods.base import register
-from clearhead.methods.games import Game, Perturbation, Play, Shares, whole_number
-from clearhead.subjects.hierarchy import Hierarchy
+from clearhead.perturbation.hierarchy import Hierarchy
 
 
 @dataclass

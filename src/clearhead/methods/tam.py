@@ -4,7 +4,7 @@
     F = E_h[(mean_k ∂y/∂A_last(α_k x))⁺]
     r = s ⊙ w · F
 
-with `steps` points α_k evenly from 0 to 1 (`perception.py`; several rows that are read are each multiplied with their
+with `steps` points α_k evenly from 0 to 1 (`_perception.py`; several rows that are read are each multiplied with their
 own feedback). Layers from a third of the depth on: with the 12 layers of ViT-B, those of the authors' scripts, from
 layer 4 on. The profile `tam` starts at layer 4 at any depth, as the scripts do. It is Beyond Intuition with all heads
 alike and without the last layer's identity.
@@ -12,8 +12,8 @@ alike and without the last layer's identity.
 
 from typing import ClassVar
 
+from clearhead.methods._perception import Feedback, PerceptionFold
 from clearhead.methods.base import register
-from clearhead.methods.perception import Feedback, PerceptionFold
 
 
 @register(

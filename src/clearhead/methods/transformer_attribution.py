@@ -2,7 +2,7 @@
 
     Ā_l = E_h[(∂y/∂A_l ⊙ P_l)⁺],     R = (I + Ā_{L-1}) ⋯ (I + Ā_s),     r = w · (R − I)
 
-P_l is the relevance of A_l by the authors' rules of relevance propagation (`rules/relevance.py`). The read-out row
+P_l is the relevance of A_l by the authors' rules of relevance propagation (`backward_rules/lrp.py`). The read-out row
 alone is pushed, from the last layer to the first, and what each layer adds is kept: r ← r + r Ā_l. With `normalise`
 each row of I + Ā_l is divided by its sum, as in the authors' code for BERT, and r = w · R: what is left of w is in the
 scores, and in the share of the first layer. With `repeated`, each patch gets all the relevance of their mean, as in
@@ -11,8 +11,8 @@ authors' code for pictures whose patches are averaged: as many times too much as
 Where streams look at each other (co-attention, encoder–decoders), as in the authors' comparisons: R gathers what a
 stream that is read sees of itself; of another stream it looks at, r = w · Ā of the last layer that does. Where a tower
 goes on beside a stream and is added to it again after each of its layers (BridgeTower), these are layers of the stream,
-too, which look at the tower (why: `generic_across.py`): a row x of the stream and one t of the tower become x and
-t + (x + t) Ā. A stream that never looks at itself has R = I, of which nothing is told.
+too, which look at the tower (why: `generic_cross_attention.py`): a row x of the stream and one t of the tower become x
+and t + (x + t) Ā. A stream that never looks at itself has R = I, of which nothing is told.
 """
 
 from typing import Literal
@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.backward_rules.lrp import Relevance
+from clearhead.capture.tape import Call, Tape
+from clearhead.methods._modified_backward import PATENTS, UnderRules, UnderRulesAcross
 from clearhead.methods.base import Scores, across, of_authors, push, register
-from clearhead.methods.under_rules import PATENTS, UnderRules, UnderRulesAcross
-from clearhead.recording.tape import Call, Tape
-from clearhead.rules.relevance import Relevance
 
 
 @register(

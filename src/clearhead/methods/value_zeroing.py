@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.capture.tape import Call, Tape
 from clearhead.methods.base import Fold, Scores, register
-from clearhead.recording.tape import Call, Tape
 
 
 @register(

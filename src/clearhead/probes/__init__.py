@@ -1,17 +1,17 @@
 """Attention put to the test: does the answer hang on it, and does it agree with other evidence?"""
 
-from clearhead.probes.attacking import adversary
-from clearhead.probes.correlating import correlation
-from clearhead.probes.diagnosing import diagnostic
-from clearhead.probes.flattening import uniform
-from clearhead.probes.per_head import heads
-from clearhead.probes.permuting import permutation
-from clearhead.probes.results import ProbeResult
-from clearhead.probes.seeding import seeds
-from clearhead.probes.skipping import skips
-from clearhead.probes.stream_views import StreamsView, by_stream, links, look
-from clearhead.probes.trading import frontier
-from clearhead.probes.viewing import AttentionView, view
+from clearhead.probes.adversarial_attention import adversary
+from clearhead.probes.adversarial_training import frontier
+from clearhead.probes.attention_view import AttentionView, view
+from clearhead.probes.cross_attention_view import StreamsView, by_stream, links, look
+from clearhead.probes.evidence_correlation import correlation
+from clearhead.probes.guided_mlp import diagnostic
+from clearhead.probes.head_importance import heads
+from clearhead.probes.permuted_attention import permutation
+from clearhead.probes.probe_result import ProbeResult
+from clearhead.probes.residual_share import skips
+from clearhead.probes.seed_variance import seeds
+from clearhead.probes.uniform_attention import uniform
 
 __all__ = [
     "AttentionView",

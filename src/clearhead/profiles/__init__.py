@@ -7,8 +7,8 @@ from clearhead.profiles import (  # noqa: F401  (importing a file registers its 
     generic_attention,
     interpretdl,
     lecture,
+    tam,
     transformer_explainability,
-    transition_attention,
 )
 from clearhead.profiles.base import PROFILES, Profile, Settings, profile_named, register_profile
 

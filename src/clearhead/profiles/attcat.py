@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import torch
 
+from clearhead.adapters.base import Sample, Subject
+from clearhead.adapters.token_heads import QuestionAnswering, Reading
+from clearhead.capture.session import at_rest, lock_of
+from clearhead.engine.target_batch import Plan
 from clearhead.errors import InputError
-from clearhead.plan import Plan
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import specials_dropped
-from clearhead.profiles.kinds import MASKED, TEXTS_ALONE
-from clearhead.recording.scope import at_rest, lock_of
-from clearhead.subjects.base import Sample, Subject
-from clearhead.subjects.token_heads import QuestionAnswering, Reading
+from clearhead.profiles.model_filters import MASKED, TEXTS_ALONE
+from clearhead.profiles.postprocess import specials_dropped
 from clearhead.targets import Pinned, Target
 from clearhead.units import Axis
 

@@ -18,8 +18,8 @@ from clearhead.targets import TargetLike
 from clearhead.units import Units
 
 if TYPE_CHECKING:
-    from clearhead.profiles.kinds import Kind
-    from clearhead.subjects.base import Sample, Subject
+    from clearhead.adapters.base import Sample, Subject
+    from clearhead.profiles.model_filters import Kind
     from clearhead.targets import Target
 
 #: The scores of one stream's units, the units, and the rows that were read (with their weights) → the author's scores.

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from clearhead.profiles.base import Finish, Profile, Settings, register_profile
-from clearhead.profiles.finishes import (
+from clearhead.profiles.model_filters import PICTURES, TEXTS, TOWERS
+from clearhead.profiles.postprocess import (
     clip_scaled,
     mm_clip_scores,
     own_entry_zero,
@@ -12,7 +13,6 @@ from clearhead.profiles.finishes import (
     specials_dropped_scaled,
     with_identity,
 )
-from clearhead.profiles.kinds import PICTURES, TEXTS, TOWERS
 
 _BI = "transformerinterp (Beyond Intuition; Chen et al., TMLR 2023), github.com/jiaminchen-1031, commit a76854a"
 #: Blocks are counted from 0 here; the authors' start_layer=s means block s − 1 and those after it.

@@ -1,8 +1,8 @@
 """Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021): the `mm_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import mm_clip_scores, own_entry_zero, specials_dropped
-from clearhead.profiles.kinds import CO_ATTENTION, DETECTORS, ONE_SEQUENCE, PICTURES, TOWERS
+from clearhead.profiles.model_filters import CO_ATTENTION, DETECTORS, ONE_SEQUENCE, PICTURES, TOWERS
+from clearhead.profiles.postprocess import mm_clip_scores, own_entry_zero, specials_dropped
 
 _MM = "Transformer-MM-Explainability (Chefer, Gur & Wolf, ICCV 2021), github.com/hila-chefer, commit 58eaea8"
 

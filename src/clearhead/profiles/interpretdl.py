@@ -1,8 +1,8 @@
 """InterpretDL (PaddlePaddle): the `idl_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import identity_kept, specials_dropped, with_identity
-from clearhead.profiles.kinds import PICTURES, TEXTS
+from clearhead.profiles.model_filters import PICTURES, TEXTS
+from clearhead.profiles.postprocess import identity_kept, specials_dropped, with_identity
 
 _IDL = "InterpretDL, github.com/PaddlePaddle/InterpretDL, commit 1068fc2 (its classes BTCV, BTNLP, GACV, GANLP)"
 

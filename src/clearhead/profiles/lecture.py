@@ -1,7 +1,7 @@
 """A lecture on explaining a sentiment classifier (Grad-SAM beside SHAP): the `*_lecture` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.kinds import TEXTS
+from clearhead.profiles.model_filters import TEXTS
 
 _LECTURE = "a lecture's notebook on Grad-SAM and SHAP for textattack/bert-base-uncased-SST-2, with shap 0.51"
 

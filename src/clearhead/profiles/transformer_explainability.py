@@ -1,14 +1,14 @@
 """Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021): the `te_*` profiles."""
 
 from clearhead.profiles.base import Profile, Settings, register_profile
-from clearhead.profiles.finishes import (
+from clearhead.profiles.model_filters import PICTURES, TEXTS
+from clearhead.profiles.postprocess import (
     own_entry_least,
     own_entry_least_scaled,
     own_entry_zero,
     specials_dropped,
     specials_dropped_scaled,
 )
-from clearhead.profiles.kinds import PICTURES, TEXTS
 
 _TE = "Transformer-Explainability (Chefer, Gur & Wolf, CVPR 2021), github.com/hila-chefer, commit c3e578f"
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.training.average import Average
 from clearhead.training.checkpoint import load_checkpoint, save_checkpoint
+from clearhead.training.ema import Average
 
 
 @dataclass

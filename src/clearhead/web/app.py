@@ -14,18 +14,18 @@ from starlette.exceptions import HTTPException
 import clearhead
 from clearhead.errors import ClearheadError
 from clearhead.probes import look
-from clearhead.web import saved
-from clearhead.web.answering import Answer, failed, invalid, json_of, refuse, turn_away
-from clearhead.web.asking import Ask, Input, Shared, Shown, check, inputs_of, picture_in
-from clearhead.web.explaining import Explaining, rehearse
-from clearhead.web.files import asset, page_file
-from clearhead.web.guard import Guard
-from clearhead.web.heads import Heads
+from clearhead.web import result_files
+from clearhead.web.attention_cache import Heads
+from clearhead.web.explain_job import Explaining, rehearse
+from clearhead.web.image_upload import File, opened
 from clearhead.web.limits import Limits
+from clearhead.web.middleware import Guard
+from clearhead.web.model_registry import Follow, Held, Shelf, zoo_names
 from clearhead.web.openapi import EVENTS, FORMS, answers, described
-from clearhead.web.pictures import File, opened
-from clearhead.web.queue import Full, Queue
-from clearhead.web.shelf import Follow, Held, Shelf, zoo_names
+from clearhead.web.responses import Answer, failed, invalid, json_of, refuse, turn_away
+from clearhead.web.scheduler import Full, Queue
+from clearhead.web.schemas import Ask, Input, Shared, Shown, check, inputs_of, picture_in
+from clearhead.web.static_files import asset, page_file
 
 if TYPE_CHECKING:
     from clearhead.explainer import Explainer
@@ -168,20 +168,20 @@ class Site:
     async def open(self, request: Request) -> Response:
         """Look at a saved explanation: the bytes of a .safetensors or .json file."""
         content = await request.body()
-        found = await run_in_threadpool(saved.explanations_in, content, self.limits)
-        return json_of(await run_in_threadpool(lambda: {**saved.sent(found), "view": saved.drawn(found)}))
+        found = await run_in_threadpool(result_files.explanations_in, content, self.limits)
+        return json_of(await run_in_threadpool(lambda: {**result_files.sent(found), "view": result_files.drawn(found)}))
 
     async def view(self, shown: Shown) -> Response:
         """Several explanations side by side, as the page draws them."""
-        found = await run_in_threadpool(saved.explanations_of, shown, self.limits)
-        return json_of({"view": await run_in_threadpool(saved.drawn, found)})
+        found = await run_in_threadpool(result_files.explanations_of, shown, self.limits)
+        return json_of({"view": await run_in_threadpool(result_files.drawn, found)})
 
     async def share(self, shared: Shared) -> Response:
         """A file of explanations: one page that needs no server, or safetensors."""
-        found = await run_in_threadpool(saved.explanations_of, shared, self.limits)
+        found = await run_in_threadpool(result_files.explanations_of, shared, self.limits)
         write, kind = {
-            "html": (saved.as_html, "text/html"),
-            "safetensors": (saved.as_safetensors, "application/octet-stream"),
+            "html": (result_files.as_html, "text/html"),
+            "safetensors": (result_files.as_safetensors, "application/octet-stream"),
         }[shared.form]
         content = await run_in_threadpool(write, found)
         disposition = {"content-disposition": f'attachment; filename="explanation.{shared.form}"'}

@@ -116,7 +116,7 @@ def described(app: FastAPI, models: Iterable[str]) -> dict[str, Any]:
         made = get_openapi(title=app.title, version=app.version, routes=app.routes, description=__doc__)
         _name(made, list(models))
         parts = made.setdefault("components", {}).setdefault("schemas", {})
-        parts |= {"Explanation": _schema("explanation"), "JointExplanation": _schema("joint_explanation")}
+        parts |= {"Explanation": _schema("explanation"), "JointExplanation": _schema("multi_stream_explanation")}
         parts |= {"Event": _EVENT, "Error": _ERROR}
         app.openapi_schema = made
     return app.openapi_schema
@@ -135,7 +135,7 @@ def _name(made: dict[str, Any], models: list[str]) -> None:
 
 def _schema(name: str) -> Any:
     """A schema of a result, as a part of this document: its references point into it."""
-    text = (files("clearhead") / f"{name}.schema.json").read_text(encoding="utf-8")
+    text = (files("clearhead.explanation") / f"{name}.schema.json").read_text(encoding="utf-8")
     here = "#/components/schemas/Explanation"
     text = text.replace('"#/$defs/', f'"{here}/$defs/').replace('"urn:clearhead:explanation:1" }', f'"{here}" }}')
     found = json.loads(text)

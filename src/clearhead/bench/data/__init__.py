@@ -7,22 +7,22 @@
 Nothing is downloaded unless a data set of the hub or 20 newsgroups is asked for by name.
 """
 
-from clearhead.bench.data import (  # noqa: F401 – each of them registers what it reads
+from clearhead.bench.data import (  # noqa: F401  (importing a reader registers it)
     coco,
     eraser,
     hub,
     imagenet,
     imagenet_segmentation,
-    known,
     newsgroups,
     pets,
-    sentences,
+    sentence_sets,
     tiny_imagenet,
     vqa,
+    zoo_tasks,
 )
 from clearhead.bench.data.base import DataSet, Example, Label
 from clearhead.bench.data.evidence import Characters, Mask, Piece, Place, Region, evidence_units, shares, shown_in
-from clearhead.bench.data.reading import READERS, Reader, read, register
+from clearhead.bench.data.registry import READERS, Reader, read, register
 from clearhead.bench.data.vqa import soft_answers
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
-    from clearhead.bench.captions import Captions
     from clearhead.bench.data.evidence import Piece
+    from clearhead.bench.zero_shot import Captions
 
 #: An index into the data set's labels, or answers with their scores (VQA); None where the label is not given away.
 Label = int | Mapping[str, float] | None

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Mask
-from clearhead.bench.data.pictures import open_rgb
-from clearhead.bench.data.reading import Reader, choose, missing, register
+from clearhead.bench.data.image_files import open_rgb
+from clearhead.bench.data.registry import Reader, choose, missing, register
 from clearhead.errors import InputError, unknown
 
 _GET = "https://cocodataset.org/#download: annotations_trainval2017.zip and val2017.zip, both unpacked into one folder"

@@ -17,7 +17,7 @@ from zipfile import ZipFile
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Characters
-from clearhead.bench.data.reading import Reader, choose, files_there, missing, register
+from clearhead.bench.data.registry import Reader, choose, files_there, missing, register
 from clearhead.errors import InputError
 from clearhead.units import Span
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from clearhead.adapters.readers.image import in_colour
 from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.reading import Reader, choose, needs, register
-from clearhead.datasets import Row, open_dataset
+from clearhead.bench.data.registry import Reader, choose, needs, register
+from clearhead.data.sources import Row, open_dataset
 from clearhead.errors import InputError, unknown
-from clearhead.subjects.pictures import in_colour
 
 #: Columns that hold the input, in the order in which they are looked for.
 INPUTS: tuple[tuple[str, ...], ...] = (

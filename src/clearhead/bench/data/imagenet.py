@@ -9,9 +9,9 @@ from pathlib import Path
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Region
-from clearhead.bench.data.pictures import open_rgb
-from clearhead.bench.data.reading import Reader, choose, lines, missing, register
-from clearhead.datasets import PICTURES
+from clearhead.bench.data.image_files import open_rgb
+from clearhead.bench.data.registry import Reader, choose, lines, missing, register
+from clearhead.data.sources import PICTURES
 
 _SPLITS = (("validation", "val"), ("validation", "validation"), ("test", "test"), ("train", "train"))
 

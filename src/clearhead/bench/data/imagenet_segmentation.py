@@ -11,7 +11,7 @@ import numpy as np
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Mask
 from clearhead.bench.data.imagenet import names_of_ids
-from clearhead.bench.data.reading import Reader, choose, needs, register
+from clearhead.bench.data.registry import Reader, choose, needs, register
 from clearhead.errors import InputError
 
 FILE = "gtsegs_ijcv.mat"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.bench.data.base import DataSet, Example
-from clearhead.bench.data.reading import Reader, choose, register
+from clearhead.bench.data.registry import Reader, choose, register
 from clearhead.errors import InputError, unknown
 
 PARTS = ("headers", "footers", "quotes")

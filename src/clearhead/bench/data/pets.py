@@ -10,8 +10,8 @@ from jaxtyping import UInt8
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Mask
-from clearhead.bench.data.pictures import Packed, open_levels, open_rgb
-from clearhead.bench.data.reading import Reader, choose, files_there, lines, missing, register
+from clearhead.bench.data.image_files import Packed, open_levels, open_rgb
+from clearhead.bench.data.registry import Reader, choose, files_there, lines, missing, register
 from clearhead.errors import InputError, unknown
 
 SPECIES = ("cat", "dog")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.evidence import Region
-from clearhead.bench.data.pictures import Packed, open_rgb
-from clearhead.bench.data.reading import Reader, choose, lines, missing, register
+from clearhead.bench.data.image_files import Packed, open_rgb
+from clearhead.bench.data.registry import Reader, choose, lines, missing, register
 from clearhead.errors import unknown
 
 SIZE = 64

@@ -9,8 +9,8 @@ from typing import Any
 
 from clearhead.bench.data.base import DataSet, Example
 from clearhead.bench.data.coco import picture_folder
-from clearhead.bench.data.pictures import open_rgb
-from clearhead.bench.data.reading import Reader, choose, register
+from clearhead.bench.data.image_files import open_rgb
+from clearhead.bench.data.registry import Reader, choose, register
 from clearhead.errors import InputError, unknown
 
 RULES = ("thirds", "official")

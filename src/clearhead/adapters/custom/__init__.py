@@ -1,0 +1,1 @@
+"""Adapters for models that are not from transformers."""

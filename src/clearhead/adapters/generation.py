@@ -1,0 +1,353 @@
+"""What all models that answer in words share: which words are explained, which row predicts each, and generation."""
+
+import copy
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.adapters.base import Readout, Sample, Subject, base_model
+from clearhead.adapters.readers.text import Words
+from clearhead.capture.session import at_rest, lock_of
+from clearhead.errors import InputError, Refusal
+from clearhead.targets import Contrast, Generated, Label, Predicted, Target
+from clearhead.units import Axis, Units
+
+
+@dataclass
+class Answered(Sample):
+    """An input and the words that came after it: along the axis of words, row `first` + k predicts word k."""
+
+    first: int = 0
+    answer: tuple[int, ...] = ()
+    #: Whether the answer came from the caller; otherwise up to `most` words may be generated.
+    given: bool = False
+    most: int = 32
+    #: The rows whose logits are needed; none where all are.
+    kept: tuple[int, ...] = ()
+    #: Whether `position_ids` are not the caller's, but what the model computes from padding that was cut off.
+    counts_padding: bool = False
+
+
+class Answering(Subject):
+    """A model that says one word after another. Steps are counted from 0, the first word of the answer.
+
+    A word or a contrast is about the word that comes next; `Generated(step)` is about one step, and `Generated()` about
+    every word of the answer. The words that are explained are the given or generated ones, whatever the model would
+    have liked better.
+    """
+
+    #: The axis whose rows predict words, and the inputs that lie along it.
+    speaking: ClassVar[str]
+    along: ClassVar[tuple[str, ...]]
+    #: Whether an input alone asks for the whole answer, and not for its first word.
+    answers_whole: ClassVar[bool]
+    words: Words
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.multi_label, self.labels = False, {}  # the labels of a configuration are no words
+        head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
+        known = getattr(head, "weight", None)
+        if isinstance(known, Tensor) and known.is_floating_point():
+            self.vocabulary = len(known)
+        else:  # that of a quantised head may be packed, or a function
+            self.vocabulary = int(self.model.config.get_text_config().vocab_size)
+        self.causal = False  # not seen yet
+
+    @abstractmethod
+    def say(self, sample: Answered, count: int) -> Sequence[int]:
+        """The words that the model generates, up to so many, without the token that ends them."""
+
+    @abstractmethod
+    def with_answer(self, sample: Answered, answer: Sequence[int]) -> Answered:
+        """The sample continued by these words."""
+
+    @abstractmethod
+    def check_causal(self) -> None:
+        """Refuse a model whose words look at what comes after them: they cannot be explained together."""
+
+    def default_readout(self) -> Readout | None:
+        return "next word"
+
+    @property
+    def regression(self) -> bool:
+        return False
+
+    def label_index(self, label: str | int) -> int:
+        return self.words.word_id(label, self.vocabulary)
+
+    def label_name(self, index: int) -> str:
+        return self.words.word(index)
+
+    def joined(self, names: Sequence[str]) -> str:
+        return " ".join(names)
+
+    def completed(self, sample: Sample, target: Target) -> Sample:
+        assert isinstance(sample, Answered)
+        if not self.causal:
+            self.check_causal()
+            self.causal = True
+        count = self._asked(sample, target)
+        return self.with_answer(sample, self.say(sample, count)) if count else sample
+
+    def _asked(self, sample: Answered, target: Target) -> int:
+        """How many words must be generated before the target can be explained."""
+        whole = isinstance(target.wanted, Predicted) and self.answers_whole
+        if sample.given or not (whole or isinstance(target.wanted, Generated)):
+            return 0
+        if isinstance(sample.most, bool) or not isinstance(sample.most, int) or sample.most < 1:
+            raise InputError(f"max_new_tokens={sample.most!r} is not possible: give a number of words")
+        place = target.place
+        return place + 1 if isinstance(place, int) and place >= 0 else sample.most
+
+    def steps(self, sample: Sample, target: Target) -> list[Target]:
+        assert isinstance(sample, Answered)
+        count = len(sample.answer)
+        if target.custom is not None:
+            return [target]
+        whole = isinstance(target.wanted, Predicted) and (sample.given or self.answers_whole)
+        if whole or (isinstance(target.wanted, Generated) and target.place is None):
+            if not count:
+                raise InputError("the model ends its answer before the first word: say with answer= what to explain")
+            return [self._at(sample, target, step) for step in range(count)]
+        match target.wanted:
+            case Generated(place):
+                return [self._at(sample, target, self._step(place, count))]
+            case Predicted() | Label() | Contrast():
+                if count:
+                    raise InputError(
+                        f"the answer has {count} words: say which with target=clearhead.Generated(step, word)"
+                    )
+                return [self._at(sample, target, 0)]
+            case wanted:
+                raise InputError(
+                    f"target={wanted!r} is nothing that {type(self.model).__name__} says: give a word, "
+                    "clearhead.Contrast(a, b) or clearhead.Generated(step, word)"
+                )
+
+    def _step(self, place: Any, count: int) -> int:
+        """The step that is meant; one past the last word is what would come next."""
+        if not isinstance(place, int) or isinstance(place, bool) or not -count <= place <= count:
+            raise InputError(f"step {place!r} does not exist: the answer has {count} words, counted from 0")
+        return place + count if place < 0 else place
+
+    def _at(self, sample: Answered, target: Target, step: int) -> Target:
+        """The target at one step, about the word that was said there unless it names another."""
+        placed = target.at(step, Generated)
+        wanted = placed.wanted
+        assert isinstance(wanted, Generated)
+        if wanted.label is None and step < len(sample.answer):
+            wanted = Generated(step, sample.answer[step], wanted.against)
+        return Target(wanted, target.scale)
+
+    def row(self, sample: Sample, target: Target) -> int:
+        """The row that predicts the word; a function of the output is taken to read the last one."""
+        assert isinstance(sample, Answered)
+        if target.custom is not None:
+            return len(sample.axes[self.speaking]) - 1
+        assert isinstance(target.place, int)
+        return sample.first + target.place
+
+    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        if self.readout != "next word":
+            raise InputError(f"readout={self.readout!r}: each word is predicted by a row of its own, leave it out")
+        return {self.speaking: {self.row(sample, target): 1.0}}
+
+    def cut(self, sample: Sample, targets: Sequence[Target]) -> Sample:
+        """No word depends on what comes after the row that predicts it."""
+        assert isinstance(sample, Answered)
+        if any(target.custom is not None for target in targets):
+            return sample
+        rows = sorted({self.row(sample, target) for target in targets})
+        (units,) = sample.axes[self.speaking].parts
+        whole, length = len(units), rows[-1] + 1
+        inputs = {
+            name: part[:length] if name in self.along and part.shape[:1] == (whole,) else part
+            for name, part in sample.inputs.items()
+        }
+        axes = {**sample.axes, self.speaking: Axis.of(first_units(units, length))}
+        return replace(sample, inputs=inputs, axes=axes, kept=tuple(rows))
+
+    def root(self, sample: Sample) -> Sample:
+        """What was there before the first word was said."""
+        return self.cut(sample, [Target(Generated(0))])
+
+    def settings(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """What the model is told beside the inputs: no cache, and logits only of the rows that are needed."""
+        told: dict[str, Any] = {"use_cache": False} if self.accepts("use_cache") else {}
+        kept = self._kept(samples)
+        if kept is not None:
+            told["logits_to_keep"] = torch.tensor(kept, device=self.device)
+        return told
+
+    def _kept(self, samples: Sequence[Sample]) -> list[int] | None:
+        rows = [getattr(sample, "kept", ()) for sample in samples]
+        few = bool(rows) and all(rows) and self.accepts("logits_to_keep")
+        return sorted({row for own in rows for row in own}) if few else None
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        rows = self._logit_rows(samples, targets)
+        return output.logits[torch.arange(len(rows)) % len(output.logits), rows]
+
+    def _logit_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> list[int]:
+        rows, kept = [self.row(*pair) for pair in zip(samples, targets, strict=True)], self._kept(samples)
+        return rows if kept is None else [kept.index(row) for row in rows]
+
+    def together(self, samples: Sequence[Sample]) -> int | None:
+        """A pass for many words is longer than most of them need; one for few is made more often.
+
+        A forward pass costs about what the backward pass of one word does, so n words in chunks of s cost about
+        n/s + n·(L + s/2)/L passes of the length L: least at s = √(2L). A GPU has room to spare at these sizes.
+        """
+        length = max(len(sample.axes[self.speaking]) for sample in samples)
+        return None if self.device.type != "cpu" else max(8, round((2 * length) ** 0.5))
+
+    def head_rows(self, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[nn.Module, list[int]] | None:
+        head = base_model(self.model).get_output_embeddings()  # type: ignore[operator]
+        custom = any(target.custom is not None for target in targets)
+        return None if head is None or custom else (head, self._logit_rows(samples, targets))
+
+    def answer_ids(self, answer: Any, encode: Any) -> tuple[int, ...]:
+        """A given answer as ids: a text, or ids already."""
+        if isinstance(answer, str):
+            if not answer:
+                raise InputError("the answer is empty: leave answer= out to explain what the model says")
+            ids = encode(answer)
+        else:
+            try:
+                ids = torch.as_tensor(answer)
+                ids = ids.tolist() if ids.dim() == 1 and not ids.is_floating_point() else None
+            except (TypeError, ValueError, RuntimeError):
+                ids = None
+        if not ids:
+            raise InputError(f"answer= must be a text or its token ids, but is {answer!r:.60}")
+        return tuple(self.words.word_id(int(one), self.vocabulary) for one in ids)
+
+    def generate(self, sample: Answered, count: int, by: Any = None, **inputs: Tensor) -> list[int]:
+        """What greedy generation gives, cache and the model's own rules (forced or forbidden words) included.
+
+        `by` stands for a model's own way to generate, where that is not one plain pass.
+        """
+        if not hasattr(self.model, "generate"):
+            raise Refusal(f"{type(self.model).__name__} cannot generate: give answer=")
+        settings = copy.deepcopy(self.model.generation_config)
+        given = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "return_dict_in_generate": False}
+        given |= {"num_return_sequences": 1, "penalty_alpha": 0}  # what is None is filled in from the model's own
+        unused = ("max_length", "temperature", "top_p", "top_k", "min_p", "typical_p", "num_beam_groups")
+        for name, value in {**dict.fromkeys(unused), **given}.items():
+            setattr(settings, name, value)
+        settings.pad_token_id = self.words.pad if settings.pad_token_id is None else settings.pad_token_id
+        batch: dict[str, Any] = {name: part[None].to(self.device) for name, part in inputs.items()}
+        if settings.stop_strings and self.words.tokenizer is not None:
+            batch["tokenizer"] = self.words.tokenizer
+        with lock_of(self.model), at_rest(self.model), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                said = (by or type(self.model).generate)(self.model, **batch, generation_config=settings)
+            except ValueError as problem:
+                raise InputError(f"the model's generation_config does not let it generate here: {problem}") from None
+            return said[0].tolist()
+
+    def ends(self) -> set[int]:
+        """The tokens that end an answer."""
+        known = [
+            getattr(part, "eos_token_id", None)
+            for part in (getattr(self.model, "generation_config", None), self.model.config)
+        ]
+        every = [one for part in known for one in (part if isinstance(part, list) else [part])]
+        return {one for one in [*every, self.words.token_id("eos")] if one is not None}
+
+    def compared(self, batches: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the model's logits agree, but for the last place, on two inputs that differ there alone."""
+        with lock_of(self.model), at_rest(self.model), torch.no_grad():
+            one, other = (self.model(**{**batch, **self.settings(())}).logits[:, :-1].float() for batch in batches)
+        if not one.isfinite().all():
+            raise Refusal(
+                f"{type(base_model(self.model)).__name__} gives numbers that are not finite: its weights hold NaN or "
+                f"infinity, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
+            )
+        return bool((one - other).abs().max() <= 1e-3 * one.abs().max())
+
+    def padding_gap(self, inputs: Mapping[str, Tensor], sample: Answered, start: int) -> float:
+        """How far the logits of a sample are from those of the padded model inputs that it was cut out of.
+
+        Args:
+            inputs: One row of model inputs, without batch axis.
+            sample: The same row without padding.
+            start: How many padding tokens stood in front of it.
+
+        Returns:
+            The largest difference at the last position of the sample, relative to the largest logit; NaN where the
+            model computes no finite number.
+        """
+        padded = {name: part[None].to(self.device) for name, part in inputs.items()}
+        padded = {name: part.to(self.dtype) if part.is_floating_point() else part for name, part in padded.items()}
+        row = len(sample.axes[self.speaking]) - 1
+        with lock_of(self.model), at_rest(self.model), torch.no_grad():
+            expected = self._logits_at({**padded, **self.settings(())}, start + row)
+            computed = self._logits_at(self.collate([sample]), row)
+        return float((computed - expected).abs().max() / expected.abs().max())
+
+    def padding_error(self, start: int, gap: float) -> InputError:
+        """The error for inputs whose padding in front changes what the model computes."""
+        name, padding = type(self.model).__name__, f"the {start} padding tokens in front of this input"
+        differs = f"{name} computes other logits with {padding} than without them (by {gap:.1e} of the largest)"
+        says = f"{name} computes no finite logits with {padding}" if gap != gap else differs
+        return InputError(f"{says}: cut them off, pad on the right, or give the text")
+
+    def _logits_at(self, batch: dict[str, Any], row: int) -> Float[Tensor, "label"]:
+        """The logits at one position of a batch of one; the others are not computed where the model can leave them."""
+        if not self.accepts("logits_to_keep"):
+            return self.model(**batch).logits[0, row].double()
+        return self.model(**{**batch, "logits_to_keep": torch.tensor([row], device=self.device)}).logits[0, 0].double()
+
+    def probe(self) -> tuple[Tensor, Tensor]:
+        """Two rows of ids that differ in the last alone."""
+        ids = torch.arange(3, 9) % self.vocabulary
+        other = ids.clone()
+        other[-1] = (other[-1] + 1) % self.vocabulary
+        return ids.to(self.device), other.to(self.device)
+
+
+def first_units(units: Units, length: int) -> Units:
+    return replace(
+        units,
+        names=units.names[:length],
+        special=units.special[:length],
+        segments=None if units.segments is None else units.segments[:length],
+        offsets=None if units.offsets is None else units.offsets[:length],
+    )
+
+
+def followed(units: Units, more: Units) -> Units:
+    """Units and those that come after them, of one stream; their texts stand beside each other."""
+    joined = replace(units, names=units.names + more.names, special=units.special + more.special)
+    if units.offsets is None or more.offsets is None:
+        return replace(joined, texts=(), segments=None, offsets=None)
+    texts = len(units.texts)
+    segments = (units.segments or (0,) * len(units)) + tuple(texts + s for s in more.segments or (0,) * len(more))
+    return replace(joined, texts=units.texts + more.texts, segments=segments, offsets=units.offsets + more.offsets)
+
+
+def said_units(words: Words, ids: Sequence[int], special: Sequence[bool]) -> Units:
+    """The units of words that were said, and where they lie in the text that they make.
+
+    Encoding that text again need not give the same tokens, so each token is what it adds to the text before it.
+    """
+    units = replace(words.units_of(list(ids)), special=tuple(special))
+    if units.offsets is not None or words.tokenizer is None:
+        return units
+    texts = [words.ask("decode", list(ids[: count + 1]), skip_special_tokens=False) for count in range(len(ids))]
+    whole = texts[-1]
+    ends = [len(text.rstrip("\ufffd")) for text in texts]  # a character may be said in several tokens
+    steady = all(text[:end] == whole[:end] for text, end in zip(texts, ends, strict=True))
+    if not steady or ends != sorted(ends):
+        return units
+    offsets = tuple(zip([0, *ends[:-1]], ends, strict=True))
+    return replace(units, texts=(whole,), segments=(0,) * len(ids), offsets=offsets)

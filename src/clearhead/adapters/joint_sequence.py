@@ -1,0 +1,204 @@
+"""A text and what it is about as one joint sequence: VisualBERT (regions), ViLT (patches)."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.adapters.base import How, Readout, Sample, base_model, class_names, register_subject
+from clearhead.adapters.readers.regions import Regions, units_of_regions
+from clearhead.adapters.text_with_visual import BesidePicture, BesideRegions, Sight, TextBeside
+from clearhead.errors import InputError, Refusal
+from clearhead.targets import Target
+from clearhead.units import Axis, Units
+
+
+class OneSequence(TextBeside):
+    """One axis: the text first, then what it is about."""
+
+    stream = "joint"
+
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+        return Sample(
+            {**self.with_mask(inputs), **sight.inputs},
+            {"joint": Axis.of(units, sight.units)},
+            dropped=dropped,
+            alike=(len(units),),  # padding would stand between the text and the rest
+            picture=sight.picture,
+        )
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        if len({sample.alike for sample in samples}) > 1:
+            raise InputError(
+                f"texts of different lengths cannot share a batch of {type(self.model).__name__}, since padding would "
+                "stand inside the sequence: record them one by one"
+            )
+        return super().collate(samples)
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        if getattr(output, "logits", None) is None:
+            raise InputError(f"{type(self.model).__name__} has no classes: give target= a function of its output")
+        return super().scores(output, samples, targets)
+
+
+@register_subject
+class VisualBert(OneSequence, BesideRegions):
+    """Answers to questions are read off the last word of the question, everything else off the first token."""
+
+    endings: ClassVar[tuple[str, ...]] = (
+        *("VisualBertForQuestionAnswering", "VisualBertForVisualReasoning", "VisualBertModel"),
+        *("VisualBertForPreTraining", "VisualBertForMultipleChoice", "VisualBertForRegionToPhraseAlignment"),
+    )
+    sight_leaf = "visual_embeds"
+    fills: ClassVar[dict[str, int]] = {
+        "visual_embeds": 0,
+        "visual_attention_mask": 0,
+        "visual_token_type_ids": 0,
+        "image_text_alignment": -1,
+    }
+    refused: ClassVar[dict[str, str]] = {
+        "VisualBertForPreTraining": "it has two heads; explain its encoder, load(model.visual_bert)",
+        "VisualBertForMultipleChoice": "it reads several texts at once, each with regions of its own",
+        "VisualBertForRegionToPhraseAlignment": "its scores are attention themselves, from phrases to regions",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model.config.bypass_transformer:
+            raise Refusal(
+                f"{type(self.model).__name__} lets regions in at its last layer only (config.bypass_transformer): "
+                "its layers do not run over one sequence"
+            )
+
+    def default_readout(self) -> Readout | None:
+        asked = any(name.endswith("ForQuestionAnswering") for name in class_names(self.model))
+        return "last word" if asked else "first"
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        """The last word stands before the last token that is not hidden, however the hidden ones lie."""
+        if self.readout != "last word":
+            return super().rows(sample, target)
+        return {int(sample.inputs["attention_mask"].sum()) - 2: 1.0}
+
+    def joined_sample(self, inputs: dict[str, Tensor], units: Units, sight: Sight, dropped: int = 0) -> Sample:
+        sample = super().joined_sample(inputs, units, sight, dropped)
+        if int(sample.inputs["attention_mask"].sum()) < 2:
+            raise InputError(f"{self.name} reads the token before the last: one token alone is too short a text")
+        return sample
+
+    @property
+    def features(self) -> int:
+        return int(self.model.config.visual_embedding_dim)
+
+    def region_inputs(self, regions: Regions) -> dict[str, Tensor]:
+        ones = torch.ones(len(regions.features), dtype=torch.long)
+        return {"visual_embeds": regions.features, "visual_attention_mask": ones, "visual_token_type_ids": ones}
+
+    def look_at(self, inputs: dict[str, Tensor], how: How) -> Sight:
+        inputs = self.checked_regions(inputs, "visual_attention_mask", how)
+        inputs.setdefault("visual_token_type_ids", torch.ones(len(inputs["visual_embeds"]), dtype=torch.long))
+        hidden = (inputs["visual_attention_mask"] == 0).tolist()
+        return Sight(inputs, units_of_regions(len(hidden), hidden=hidden))
+
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        return {"joint": one_after_other(self.text_vectors(vectors), vectors["visual_embeds"])}
+
+    def example(self) -> Any:
+        regions = torch.linspace(-3, 3, 3 * self.features).sin().reshape(1, 3, -1)
+        return {"input_ids": torch.arange(2, 6)[None] % self.model.config.vocab_size, "visual_embeds": regions}
+
+
+@register_subject
+class Vilt(OneSequence, BesidePicture):
+    """A text beside a picture of any size; the head reads the text's first token."""
+
+    endings: ClassVar[tuple[str, ...]] = (
+        *("ViltForQuestionAnswering", "ViltForImageAndTextRetrieval", "ViltModel"),
+        *("ViltForImagesAndTextClassification", "ViltForTokenClassification"),
+    )
+    refused: ClassVar[dict[str, str]] = {
+        "ViltForImagesAndTextClassification": "it runs once for each of several pictures: its sequences are not one",
+        "ViltForTokenClassification": "labels of words beside a picture are not explained yet",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = class_names(self.model)
+        if "ViltForImageAndTextRetrieval" in names:
+            self.labels = {0: "match"}
+        if "ViltForQuestionAnswering" in names:
+            # It is trained to say yes or no to each answer, unless its configuration says otherwise.
+            self.multi_label = self.model.config.problem_type in (None, "multi_label_classification")
+
+    def look_at(self, inputs: dict[str, Tensor], how: How) -> Sight:
+        if "pixel_mask" in inputs:
+            inputs = {**inputs, "pixel_values": self._unmasked(inputs["pixel_values"], inputs["pixel_mask"])}
+        if "image_embeds" in inputs:
+            raise InputError("image_embeds have no patches to show: give pixel_values")
+        sight = super().look_at(inputs, how)
+        assert sight.units.grid is not None
+        count, most = sight.units.grid[0] * sight.units.grid[1], self.model.config.max_image_length
+        if isinstance(most, int) and 0 <= most < count:
+            raise InputError(
+                f"{self.name} keeps {most} of the {count} patches of this picture, other ones at each pass: set "
+                "model.config.max_image_length = -1, or give a smaller picture"
+            )
+        sight.inputs["pixel_mask"] = torch.ones(sight.inputs["pixel_values"].shape[1:], dtype=torch.long)
+        return sight
+
+    def _unmasked(self, pixels: Float[Tensor, "channel height width"], mask: Tensor) -> Tensor:
+        """The picture without its padding, which must be what lies to the right and below."""
+        (high, wide), size = self.patch_size, pixels.shape[1:]
+        grid = (size[0] // high, size[1] // wide)
+        if mask.dim() != 2 or not all(grid):
+            raise InputError(f"pixel_mask must be batch × height × width, not batch × {tuple(mask.shape)}")
+        shown = F.interpolate(mask[None, None].float(), size=grid)[0, 0] != 0  # as the model reads it
+        rows, columns = int(shown[:, 0].sum()), int(shown[0].sum())
+        if not rows or not columns or int(shown.sum()) != rows * columns or not shown[:rows, :columns].all():
+            raise InputError("pixel_mask must leave one rectangle of the picture, in its upper left corner")
+        return pixels if (rows, columns) == grid else pixels[:, : rows * high, : columns * wide]
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """ViLT shuffles the patches at every pass: while it is recorded they are put in order again."""
+        model: Any = base_model(self.model)
+        embeddings, thread = getattr(model, "vilt", model).embeddings, threading.get_ident()
+        shuffled, before = embeddings.visual_embed, embeddings.__dict__.get("visual_embed")
+
+        def in_order(*args: Any, **kwargs: Any) -> Any:
+            vectors, mask, (places, size) = shuffled(*args, **kwargs)
+            if threading.get_ident() != thread:
+                return vectors, mask, (places, size)
+            order = (places[..., 0] * size[1] + places[..., 1]).argsort(dim=1)
+            first = torch.zeros_like(order[:, :1])  # the picture's own [CLS]
+            each = torch.cat([first, order + 1], dim=1)
+            rows = torch.arange(len(each), device=each.device)[:, None]
+            return vectors[rows, each], mask[rows, each], (places[rows, order], size)
+
+        embeddings.__dict__["visual_embed"] = in_order
+        try:
+            yield
+        finally:
+            del embeddings.__dict__["visual_embed"]
+            if before is not None:
+                embeddings.__dict__["visual_embed"] = before
+
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch *leaf']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        return {"joint": one_after_other(self.text_vectors(vectors), self.picture_vectors(vectors, samples))}
+
+
+def one_after_other(
+    one: Float[Tensor, "batch unit feature"], other: Float[Tensor, "batch unit feature"]
+) -> Float[Tensor, "batch unit feature"]:
+    """Vectors of two streams along one axis; the shorter ones are filled up with zeros, which count for nothing."""
+    wide = max(one.shape[2], other.shape[2])
+    return torch.cat([F.pad(part, (0, wide - part.shape[2])) for part in (one, other)], dim=1)

@@ -1,0 +1,287 @@
+"""How alike two inputs are: the target of dual encoders, and of two texts that one encoder reads.
+
+The number is the cosine of two pooled vectors. Relevance is not scale-free: a cosine multiplied by a model's scale
+(CLIP's is about 100) is explained differently. So the cosine itself is the default, and the result says which it was.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from clearhead.adapters.base import How, Readout, Sample, Subject, base_model, register_subject
+from clearhead.adapters.text import TextEncoder
+from clearhead.capture.checks.self_test import expected_calls
+from clearhead.capture.sources.returned_attentions import attention_modules
+from clearhead.errors import InputError, Refusal
+from clearhead.targets import Contrast, Labels, Predicted, Target
+from clearhead.units import Axis, Units
+
+Vectors = Float[Tensor, "batch width"]
+
+
+@dataclass(frozen=True)
+class Alike(Target):
+    """How alike the two inputs of a sample are; with `against`, how much more alike than with another text."""
+
+    name: str = ""
+    against: str | None = None
+
+    def pinned(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Target:
+        return self  # nothing is predicted
+
+    def value(self, scores: Float[Tensor, "one_or_two"], labels: Labels) -> Float[Tensor, ""]:
+        return scores[0] if self.against is None else scores[0] - scores[1]
+
+    def description(
+        self, scores: Float[Tensor, "one_or_two"] | None, labels: Labels, value: float, masks: int = 0
+    ) -> dict[str, Any]:
+        said = {"kind": "similarity", "name": self.name}
+        if self.against is not None:
+            note = f"{self.against!r} is held fixed: the words of {self.name!r} score as they do without it"
+            said = {"kind": "contrast", "name": f"{self.name} − {self.against}", "against": self.against, "note": note}
+        return {**said, "scale": self.scale, "value": value}
+
+
+class Pairs(Subject):
+    """What all models that compare two inputs share: the target, and the text that it may be held against.
+
+    `Contrast(None, "a cat")` asks why the text fits better than "a cat". The tokens of that other text are no units:
+    its vector is held fixed. So the scores of the text's own words stay those of its similarity: the contrast shows in
+    the other input alone, and the result says so.
+    """
+
+    multiplies: ClassVar[bool] = True
+    scales: ClassVar[tuple[str, ...]] = ("cosine", "logit")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.labels = {0: "similarity"}
+
+    @abstractmethod
+    def compared(self, sample: Sample) -> str:
+        """The text that another one may be held against."""
+
+    @abstractmethod
+    def two(self, output: Any) -> tuple[Vectors, Vectors]:
+        """The vectors of length one that are compared: those that a foil's may stand in for, and the others."""
+
+    @abstractmethod
+    def foils(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of texts that are held against."""
+
+    def scaled(self, cosine: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
+        """The logit that the model makes of a cosine."""
+        raise NotImplementedError
+
+    def steps(self, sample: Sample, target: Target) -> list[Target]:
+        own = self.compared(sample)
+        match target.wanted:
+            case Predicted():
+                return [Alike(target.wanted, target.scale, own)]
+            case Contrast(a, b, None) if a in (None, own) and isinstance(b, str):
+                if b == own:
+                    raise InputError(f"a contrast of {own!r} with itself explains nothing")
+                if not b.strip():
+                    raise InputError("the text to hold against is empty: give another one")
+                return [Alike(target.wanted, target.scale, own, b)]
+            case _ if target.custom is not None:
+                return [target]
+        raise InputError(
+            f"{self.name} measures how alike two inputs are: leave target= out, or give clearhead.Contrast(None, other "
+            f"text) or a function of the output, not {target.wanted}"
+        )
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        """The similarity of each pair, no sample with another; beside it that with the text it is held against."""
+        text, other = self.two(output)
+        columns = [(text * other).sum(-1)]
+        against = [getattr(target, "against", None) for target in targets]
+        named = list(dict.fromkeys(name for name in against if name is not None))
+        if named:
+            with torch.no_grad():
+                foils = self.foils(named)
+            chosen = foils[[0 if name is None else named.index(name) for name in against]]
+            columns.append((chosen * other).sum(-1))
+        logits = torch.tensor([target.scale == "logit" for target in targets], device=text.device)
+        if logits.any():
+            columns = [torch.where(logits, self.scaled(column), column) for column in columns]
+        return torch.stack(columns, dim=1)
+
+    def choices(self, scores: Float[Tensor, "one_or_two"]) -> Float[Tensor, "one"]:
+        return scores[:1]
+
+
+@dataclass
+class Embeds(ModelOutput):
+    """The vectors of two texts, of length one."""
+
+    text_embeds: Vectors | None = None
+    other_embeds: Vectors | None = None
+
+
+class TwoTexts(nn.Module):
+    """One encoder that reads two texts, one after the other."""
+
+    def __init__(self, encoder: nn.Module, pooling: str | int) -> None:
+        super().__init__()
+        self.encoder, self.pooling, self.config = encoder, pooling, encoder.config
+
+    def forward(self, **inputs: Tensor) -> "Embeds":
+        return Embeds(*(self.pooled(part) for part in apart(inputs)))
+
+    def pooled(self, inputs: Mapping[str, Tensor]) -> Vectors:
+        """The mean of the tokens that are not padding, the first or the last of them; of length one."""
+        states, mask = self.encoder(**inputs).last_hidden_state, inputs["attention_mask"]
+        if self.pooling == "mean":
+            weights = mask.to(states.dtype)
+            pooled = (weights[:, None] @ states)[:, 0] / weights.sum(-1, keepdim=True)
+        else:
+            place = 0 if self.pooling == "first" else mask.shape[1] - 1 - mask.flip(-1).argmax(-1)
+            pooled = states[torch.arange(len(states), device=states.device), place]
+        return nn.functional.normalize(pooled, dim=-1)
+
+
+#: What the inputs of the second text begin with.
+OTHER = "other_"
+POOLINGS = ("mean", "first", "last")
+
+
+def apart(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs of the first text, and those of the second.
+
+    >>> apart({"input_ids": 1, "other_input_ids": 2})
+    ({'input_ids': 1}, {'input_ids': 2})
+    """
+    text = {name: part for name, part in inputs.items() if not name.startswith(OTHER)}
+    return text, {name.removeprefix(OTHER): part for name, part in inputs.items() if name.startswith(OTHER)}
+
+
+@register_subject
+class Similarity(Pairs):
+    """Why two texts are alike: `load(model, tokenizer, task="similarity", readout="mean")`, then explain((one, other)).
+
+    The encoder is a bare one, as sentence-transformers use them; the streams are "text" and "other".
+    """
+
+    stream = "text"
+    leaf = "input_ids"
+    takes = ("text",)
+    processor_class = "AutoTokenizer"
+    task = "similarity"
+    endings: ClassVar[tuple[str, ...]] = ("Model",)
+    scales: ClassVar[tuple[str, ...]] = ("cosine",)
+
+    def __post_init__(self) -> None:
+        if self.readout not in POOLINGS:
+            raise InputError(
+                "say how the encoder's tokens become the vector of a text: load(..., task='similarity', "
+                f"readout='mean'), 'first' or 'last', not {self.readout!r}"
+            )
+        encoder = self.model
+        inside: Any = base_model(encoder)
+        if inside.base_model is not inside:
+            raise Refusal(
+                f"{type(inside).__name__} has a head: give its bare encoder, model.{inside.base_model_prefix}, to tell "
+                "how alike two texts are"
+            )
+        self.reads = TextEncoder(encoder, self.processor, self.readout, self.name)
+        self.name = self.reads.name
+        layers, modules = expected_calls(encoder.config), len(attention_modules(encoder))
+        if not layers or not modules or layers % modules:
+            raise Refusal(
+                f"{type(inside).__name__} runs {layers} layers through {modules} modules of attention, so "
+                "clearhead cannot tell which of its calls read the first text and which the second"
+            )
+        self.once = layers // modules  # ALBERT's layers are one module
+        self.model = TwoTexts(encoder, self.readout)
+        self.lookups = [self.reads.embeddings]  # type: ignore[misc]
+        super().__post_init__()
+
+    def default_readout(self) -> Readout | None:
+        return None  # it is always told
+
+    @property
+    def model_class(self) -> str:
+        return type(self.model.encoder).__name__
+
+    def expected_calls(self) -> int | None:
+        return 2 * (expected_calls(self.model.config) or 0)
+
+    def streams_of(self, module: str, nth: int) -> tuple[str, str]:
+        stream = "text" if nth < self.once else "other"
+        return stream, stream
+
+    def example(self) -> Any:
+        if self.processor is None:
+            ids = torch.arange(1, 6) % self.model.config.vocab_size
+            return {"input_ids": ids[None, :4], "other_input_ids": ids[None]}
+        return "a small example", "and another, which is longer"
+
+    def samples(self, raw: Any, how: How) -> list[Sample]:
+        if isinstance(raw, Mapping):
+            halves = apart(raw)
+            if any("input_ids" not in half for half in halves):
+                raise InputError(f"model inputs need input_ids and {OTHER}input_ids, but hold {', '.join(raw)}")
+            pairs = [self.reads.samples(half, how) for half in halves]
+            if len(pairs[0]) != len(pairs[1]):
+                raise InputError(f"there are {len(pairs[0])} texts and {len(pairs[1])} others: they go pair by pair")
+        elif isinstance(raw, tuple) and len(raw) == 2:
+            pairs = [self.reads.samples(part, how) for part in raw]
+        else:
+            raise InputError(
+                f"expected two texts, (one, other), to tell why they are alike, but got {type(raw).__name__} "
+                f"({raw!r:.40})"
+            )
+        return [self._pair(text, other) for text, other in zip(*pairs, strict=True)]
+
+    def _pair(self, text: Sample, other: Sample) -> Sample:
+        inputs = {**text.inputs, **{f"{OTHER}{name}": part for name, part in other.inputs.items()}}
+        second: Units = replace(other.units, stream="other")
+        return Sample(inputs, {**text.axes, "other": Axis.of(second)}, dropped=text.dropped + other.dropped)
+
+    def _halves(self, sample: Sample) -> tuple[Sample, Sample]:
+        text, other = apart(sample.inputs)
+        return Sample(text, {"text": sample.axes["text"]}), Sample(other, {"text": sample.axes["other"]})
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        texts, others = zip(*(self._halves(sample) for sample in samples), strict=True)
+        second = {f"{OTHER}{name}": part for name, part in self.reads.collate(others).items()}
+        return {**self.reads.collate(texts), **second}
+
+    @property
+    def readers(self) -> dict[str, tuple[Any, str]]:
+        return {"text": (self.reads, "input_ids"), "other": (self.reads, f"{OTHER}input_ids")}
+
+    def leaves(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
+        return "input_ids", f"{OTHER}input_ids"
+
+    def arranged(
+        self, vectors: "Mapping[str, Float[Tensor, 'batch unit feature']]", samples: Sequence[Sample]
+    ) -> "dict[str, Float[Tensor, 'batch unit feature']]":
+        return {"text": vectors["input_ids"], "other": vectors[f"{OTHER}input_ids"]}
+
+    def readouts(self, sample: Sample, target: Target) -> dict[str, dict[int, float]]:
+        text, other = self._halves(sample)
+        return {"text": self.reads.rows(text, target), "other": self.reads.rows(other, target)}
+
+    def compared(self, sample: Sample) -> str:
+        return said(sample.axes["other"].parts[0])
+
+    def two(self, output: Any) -> tuple[Vectors, Vectors]:
+        return output.other_embeds, output.text_embeds
+
+    def foils(self, texts: Sequence[str]) -> Vectors:
+        return self.model.pooled(self.reads.collate([s for text in texts for s in self.reads.samples(text, How())]))
+
+
+def said(units: Units) -> str:
+    """The text that units stand for; without one, their names or, where these are mere numbers, their stream."""
+    inside = [name for name, special in zip(units.names, units.special, strict=True) if not special]
+    named = not all(name.isdigit() for name in inside)
+    return " ".join(units.texts or (inside if named else [units.stream]))

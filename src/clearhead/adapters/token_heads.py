@@ -1,0 +1,287 @@
+"""Text models that answer at a place of the text: the label of each token, where an answer starts and ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.adapters.base import How, Readout, Sample, base_model, register_subject
+from clearhead.adapters.text import TextSubject
+from clearhead.capture.session import at_rest, lock_of
+from clearhead.errors import InputError, Refusal
+from clearhead.targets import Answer, MaskedWord, Placed, Target, TokenLabel
+from clearhead.units import Units
+
+#: Inputs of models that see more than a text.
+_SIGHTS = ("pixel_values", "visual_feats", "visual_embeds", "image", "images")
+#: How many tokens an answer may have (as in the evaluation of SQuAD).
+LONGEST_ANSWER = 30
+
+
+class TextHead(TextSubject):
+    """A text model that can be asked what it says before it is explained."""
+
+    def __post_init__(self) -> None:
+        seen = [name for name in _SIGHTS if self.accepts(name)]
+        if seen:
+            name = type(base_model(self.model)).__name__
+            raise Refusal(f"{name} reads more than a text ({', '.join(seen)}): it is not explained yet")
+        super().__post_init__()
+
+    def look(self, sample: Sample) -> Any:
+        """What the model says, in one pass without gradients."""
+        batch = self.collate([sample])
+        with lock_of(self.model), at_rest(self.model), torch.no_grad():
+            return self.model(**batch)
+
+
+class TokenHead(TextHead):
+    """What heads at places share: a row of its own for each target."""
+
+    kind: ClassVar[type[Placed]]
+
+    def default_readout(self) -> Readout | None:
+        return "token"
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        """The row of the token; a function of the output may read any of them."""
+        if self.readout != "token":
+            return super().rows(sample, target)
+        if target.custom is not None:
+            return dict.fromkeys(range(len(sample.units)), 1 / len(sample.units))
+        return {self.row(sample, target): 1.0}
+
+    def row(self, sample: Sample, target: Target) -> int:
+        """The place of the token that the target is read at."""
+        raise NotImplementedError
+
+    def refuse_other_targets(self, target: Target) -> None:
+        wanted = target.wanted
+        if isinstance(wanted, MaskedWord) or (isinstance(wanted, Placed) and not isinstance(wanted, self.kind)):
+            raise InputError(
+                f"{wanted!r} is no target of {type(self.model).__name__}: give clearhead.{self.kind.__name__}(…)"
+            )
+
+
+@register_subject
+class TokenClassification(TokenHead):
+    """A label for each token: names, parts of speech. By default every token that has a label other than "O"."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForTokenClassification",)
+    kind = TokenLabel
+
+    @property
+    def outside(self) -> int:
+        """The label of tokens that have none: "O", or else the first."""
+        return next((index for index, name in self.labels.items() if name.upper() == "O"), 0)
+
+    def steps(self, sample: Sample, target: Target) -> list[Target]:
+        if target.custom is not None:
+            return [target]
+        self.refuse_other_targets(target)
+        if target.place is not None:
+            return [target.at(_token(sample.units, target.place), TokenLabel)]
+        wanted = target.at(0, TokenLabel).wanted
+        assert isinstance(wanted, TokenLabel)
+        tokens = self._labelled(sample, None if wanted.label is None else self.label_index(wanted.label))
+        return [Target(TokenLabel(i, wanted.label or label, wanted.against), target.scale) for i, label in tokens]
+
+    def _labelled(self, sample: Sample, wanted: int | None) -> list[tuple[int, int]]:
+        """Every token that has a label (or the one that is asked for); where none has, the likeliest."""
+        logits = self.look(sample).logits[0]
+        inside = torch.tensor([not special for special in sample.units.special], device=logits.device)
+        if not inside.any():
+            raise InputError("every token is special: say which one is meant with target=clearhead.TokenLabel(0)")
+        labels = logits.argmax(-1)
+        chosen = inside & ((labels != self.outside) if wanted is None else (labels == wanted))
+        if chosen.any():
+            return [(int(i), int(labels[i])) for i in chosen.nonzero().flatten()]
+        p = logits.log_softmax(-1).masked_fill(~inside[:, None], -torch.inf)
+        others = [
+            label for label in range(p.shape[1]) if (label == wanted if wanted is not None else label != self.outside)
+        ]
+        best = int(p[:, others].argmax())
+        return [(best // len(others), others[best % len(others)])]
+
+    def row(self, sample: Sample, target: Target) -> int:
+        assert isinstance(target.place, int)
+        return target.place
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        places = [
+            0 if target.custom is not None else self.row(sample, target)
+            for sample, target in zip(samples, targets, strict=True)
+        ]
+        return output.logits[torch.arange(len(places)) % len(output.logits), places]
+
+    def described(self, sample: Sample, target: Target, said: dict[str, Any]) -> dict[str, Any]:
+        """With the token, so that steps can be told apart."""
+        if target.custom is not None:
+            return said
+        token = sample.units.names[self.row(sample, target)]
+        return said | {"name": f"{said['name']} ({token})", "label": self.label_name(said["index"]), "token": token}
+
+
+@dataclass
+class Reading(Sample):
+    """A question with the text that answers it; `span` is where the model finds the answer."""
+
+    span: tuple[int, int] = (0, 0)
+    found: bool = True
+
+
+@register_subject
+class QuestionAnswering(TokenHead):
+    """Where in a text the answer to a question starts and ends: both by default, as two steps.
+
+    The answer is the span of the text with the largest sum of both scores, at most `LONGEST_ANSWER` tokens long;
+    whether the model would rather give none (the score of the first token) is said beside it.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
+    kind = Answer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.labels, self.multi_label = {}, False
+
+    @property
+    def regression(self) -> bool:
+        return False
+
+    def samples(self, raw: Any, how: How) -> list[Sample]:
+        if isinstance(raw, str):
+            raise InputError("expected a question and the text that answers it, (question, text), but got one text")
+        return super().samples(raw, how)
+
+    def example(self) -> Any:
+        return super().example() if self.processor is None else ("a question", "a small example")
+
+    def completed(self, sample: Sample, target: Target) -> Sample:
+        """With the answer that the model finds."""
+        output = self.look(sample)
+        if getattr(output, "start_logits", None) is None:
+            raise Refusal(f"{type(self.model).__name__} does not score every start and end: it cannot be explained")
+        start, end = output.start_logits[0], output.end_logits[0]
+        inside = torch.tensor(_context(sample.units), device=start.device)
+        spans = (start[:, None] + end).masked_fill(~inside[:, None] | ~inside, -torch.inf)
+        spans = spans.masked_fill(torch.ones_like(spans).triu().tril(LONGEST_ANSWER - 1) == 0, -torch.inf)
+        first, last = divmod(int(spans.argmax()), len(start))
+        found = bool(spans.max() > start[0] + end[0]) or bool(inside[0])
+        return Reading(sample.inputs, sample.axes, sample.dropped, span=(first, last), found=found)
+
+    def steps(self, sample: Sample, target: Target) -> list[Target]:
+        if target.custom is not None:
+            return [target]
+        self.refuse_other_targets(target)
+        wanted = target.at("both", Answer).wanted
+        assert isinstance(wanted, Answer) and isinstance(sample, Reading)
+        if wanted.against is not None and target.place is None:
+            raise InputError("a contrast needs its place: give clearhead.Answer('start', token, against), or 'end'")
+        places = ("start", "end") if target.place is None else (target.place,)
+        if places[0] not in ("start", "end"):
+            raise InputError(f"an answer has a 'start' and an 'end', but no {target.place!r}")
+        own = sample.span if wanted.label is None else _span(sample.units, wanted.label)
+        against = None if wanted.against is None else _span(sample.units, wanted.against)
+        which = {"start": 0, "end": 1}
+        return [
+            Target(Answer(p, own[which[p]], None if against is None else against[which[p]]), target.scale)
+            for p in places
+            if isinstance(p, str)
+        ]
+
+    def row(self, sample: Sample, target: Target) -> int:
+        assert isinstance(target.wanted, Answer) and isinstance(target.wanted.label, int)
+        return target.wanted.label
+
+    def rows(self, sample: Sample, target: Target) -> dict[int, float]:
+        """A contrast of two places reads both."""
+        read = super().rows(sample, target)
+        if (
+            self.readout != "token"
+            or not isinstance(target.wanted, Answer)
+            or not isinstance(target.wanted.against, int)
+        ):
+            return read
+        return dict.fromkeys({*read, target.wanted.against}, 0.5)
+
+    def scores(self, output: Any, samples: Sequence[Sample], targets: Sequence[Target]) -> Float[Tensor, "batch label"]:
+        """The classes are the tokens; padding is none of them."""
+        size, rows = len(output.start_logits), []
+        for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
+            logits = output.end_logits if target.place == "end" else output.start_logits
+            beyond = torch.arange(logits.shape[1], device=logits.device) >= len(sample.units)
+            rows.append(logits[i % size].masked_fill(beyond, -torch.inf))
+        return torch.stack(rows)
+
+    def described(self, sample: Sample, target: Target, said: dict[str, Any]) -> dict[str, Any]:
+        if target.custom is not None:
+            return said
+        assert isinstance(sample, Reading)
+        names, place = sample.units.names, self.row(sample, target)
+        name = names[place]
+        if isinstance(target.wanted, Answer) and isinstance(target.wanted.against, int):
+            name = f"{name} − {names[target.wanted.against]}"
+        answer = {"answer": _text_of(sample.units, *sample.span), "found": sample.found}
+        return said | {"name": f"{target.place}: {name}", "token": names[place], **answer}
+
+    def label_index(self, label: str | int) -> int:
+        return int(label)
+
+    def label_name(self, index: int) -> str:
+        return f"token {index}"
+
+
+def _token(units: Units, place: int | str) -> int:
+    """A token by number, or by the word that it starts."""
+    if isinstance(place, int):
+        if not -len(units) <= place < len(units):
+            raise InputError(f"token {place} does not exist: the text has {len(units)}, counted from 0")
+        return place % len(units)
+    words, parents = units.merged("word")
+    fits = [i for i, name in enumerate(words.names) if name == place and not words.special[i]]
+    fits = fits or [i for i, name in enumerate(words.names) if name.casefold() == place.casefold()]
+    firsts = [int((parents == i).nonzero()[0][0]) for i in fits]
+    if len(firsts) != 1:
+        where = ", ".join(map(str, firsts))
+        found = (
+            f"stands at several places, say which: TokenLabel({firsts[0]}) … (tokens {where})"
+            if firsts
+            else "is not in it"
+        )
+        raise InputError(f"{place!r} is to name one word of the text, but {found}")
+    return firsts[0]
+
+
+def _context(units: Units) -> list[bool]:
+    """Which tokens belong to the text that answers: the second of two, or all that are not special."""
+    inside = [not special for special in units.special]
+    if units.segments is None or len(units.texts) < 2:
+        return inside
+    return [here and segment == 1 for here, segment in zip(inside, units.segments, strict=True)]
+
+
+def _span(units: Units, label: str | int) -> tuple[int, int]:
+    """The first and the last token of an answer, given by the number of a token or in words."""
+    if isinstance(label, int):
+        if not 0 <= label < len(units):
+            raise InputError(f"token {label} does not exist: the text has {len(units)}, counted from 0")
+        return label, label
+    if units.offsets is None or len(units.texts) < 2:
+        raise InputError("an answer in words needs the text: give (question, text), or the number of a token")
+    start = units.texts[1].find(label)
+    inside = [i for i, here in enumerate(_context(units)) if here]
+    within = [i for i in inside if units.offsets[i][0] < start + len(label) and units.offsets[i][1] > start]
+    if start < 0 or not within:
+        raise InputError(f"{label!r} does not stand in the text: give words of it, or the number of a token")
+    return within[0], within[-1]
+
+
+def _text_of(units: Units, first: int, last: int) -> str:
+    if units.offsets is None or not units.texts:
+        return " ".join(units.names[first : last + 1])
+    segment = 0 if units.segments is None else units.segments[first]
+    return units.texts[segment][units.offsets[first][0] : units.offsets[last][1]]

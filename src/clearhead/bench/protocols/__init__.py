@@ -1,0 +1,1 @@
+"""Benchmark protocols: each measures explanations in one way."""

@@ -1,1 +1,0 @@
-"""What information flows where: an axis such as gender, layer by layer."""

@@ -1,0 +1,1 @@
+"""Capture: run a model once and record its attention calls, layer inputs and gradients."""

@@ -1,0 +1,1 @@
+"""Attention kernels for tiled capture: CPU, fused SDPA and Triton, each validated before use."""

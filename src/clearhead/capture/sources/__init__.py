@@ -1,0 +1,1 @@
+"""Where attention is captured: transformers' attention interface, returned attentions, custom modules."""

@@ -1,0 +1,1 @@
+"""Results: explanations of one or several streams, their validation, aggregation, comparison and display."""

@@ -1,0 +1,111 @@
+"""Figures of an axis such as gender: layer × token maps, accuracy by layer, likeness beside chance, removal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from clearhead.render.mpl.explanation import _INK, _MAP, _SOFT, Drawing, gaps, labelled
+from clearhead.render.text_layout import name
+from clearhead.stats import Interval
+
+if TYPE_CHECKING:
+    from clearhead.concepts.directions import Directions
+    from clearhead.studies.gender.axis_maps import Flow
+    from clearhead.studies.gender.study import OfSet
+
+COLOURS = ("#3b6fb6", "#d07a2d", "#7a9e4e", "#9a6fb0", "#b4b6bd")
+#: What the maps of a sentence are called.
+MAPS = {"dr": "DR", "attdr": "AttDR", "cat": "CAT", "attcat": "AttCAT", "drcat": "DR × CAT", "dr_attcat": "DR × AttCAT"}
+
+
+def maps(one: "Flow", title: str = "", chosen: Sequence[str] = tuple(MAPS)) -> Figure:
+    """Layer × token maps with their sums over layers below, each divided by its norm; white is zero in all of them."""
+    there = [which for which in chosen if getattr(one, which) is not None]
+    layers, tokens = one.dr.shape
+    columns = min(2, len(there))
+    rows = -(-len(there) // columns)
+    size = (1.0 + 0.52 * tokens, 0.8 + 0.24 * (layers + 1))
+    figure = Drawing(figsize=(columns * max(size[0], 3.2), rows * size[1] + 0.4), layout="constrained")
+    figure.suptitle(name(title), fontsize=9, color=_INK, x=0.01, ha="left", parse_math=False)
+    every = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, which in zip(every, there, strict=False):
+        _map(axes, one.with_sum(which), one.tokens, MAPS[which])
+    for axes in every[len(there) :]:
+        axes.axis("off")
+    return figure
+
+
+def _map(axes: Axes, values: Any, tokens: Sequence[str], title: str) -> None:
+    full = float(np.abs(values).max()) or 1.0
+    axes.imshow(values, cmap=_MAP, vmin=-full, vmax=full, aspect="auto", interpolation="nearest")
+    axes.set_title(title, fontsize=9, color=_INK, loc="left")
+    axes.set_xticks(range(len(tokens)), [name(token) for token in tokens], fontsize=7, rotation=30, ha="right")
+    layers = len(values) - 1
+    axes.set_yticks(range(layers + 1), [*(f"L{layer}" for layer in range(1, layers + 1)), "Sum"], fontsize=7)
+    axes.axhline(layers - 0.5, color=_INK, linewidth=0.8)
+    axes.tick_params(length=0, colors=_INK)
+    for (row, column), value in np.ndenumerate(values):
+        shade = "#fff" if abs(value) > 0.75 * full else _INK
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=5.5, color=shade)
+
+
+def by_layer(directions: "Directions", title: str = "") -> Figure:
+    """How well the direction of each layer tells its classes apart on what was held out."""
+    lines = [line for line in directions.table() if line["count"]]
+    figure = Drawing(figsize=(7.4, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    layers = [line["layer"] for line in lines]
+    labelled(left, "layer", "held-out accuracy", name(title))
+    left.plot(layers, [np.nan if line["accuracy"] is None else line["accuracy"] for line in lines], "o-", c=COLOURS[0])
+    left.axhline(0.5, color=_SOFT, linewidth=0.8, linestyle="--")
+    left.set_ylim(0.4, 1.02)
+    labelled(right, "layer", "effect size (Cohen’s d)")
+    right.plot(layers, [line["effect"] for line in lines], "o-", color=COLOURS[0])
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.set_xticks(layers)
+    return figure
+
+
+def likeness(sets: Sequence["OfSet"]) -> Figure:
+    """Cosine distance of AttCAT and DR, set by set, beside that of independent profiles; p over the bars."""
+    figure = Drawing(figsize=(7.4, 2.9), layout="constrained")
+    axes = labelled(figure.subplots(), "", "cosine distance of AttCAT and DR")
+    places = list(range(len(sets)))
+    found = [one.similarity for one in sets]
+    axes.bar(places, [0.0 if s is None else s.distances["cosine"] for s in found], 0.6, color=COLOURS[0])
+    for place, s in zip(places, found, strict=True):
+        if s is not None:
+            level = s.chance["cosine"]
+            axes.plot([place - 0.4, place + 0.4], [level, level], color=_INK, linewidth=1.4)
+            axes.text(place, max(level, s.distances["cosine"]) + 0.01, f"p {s.p:.2g}", ha="center", fontsize=7)
+    axes.set_xticks(places, [name(one.name) for one in sets], rotation=20, ha="right", fontsize=8)
+    axes.plot([], [], color=_INK, label="chance")
+    axes.margins(y=0.12)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def removal(sets: Sequence["OfSet"], which: str = "apart") -> Figure:
+    """The size of a preference at the mask, before and after each way of removing the axis, with intervals.
+
+    which: "apart", or "size of bias", of the sets that have a filler to mask
+    """
+    sets = [one for one in sets if one.pronouns[""][which].count]
+    ways = list(sets[0].pronouns)
+    figure = Drawing(figsize=(7.4, 3.0), layout="constrained")
+    said = {"apart": "|ln p(a) / p(b)|", "size of bias": "the same, less the prior"}[which]
+    axes = labelled(figure.subplots(), "", said)
+    width = 0.8 / len(ways)
+    for i, way in enumerate(ways):
+        values: list[Interval] = [one.pronouns[way][which] for one in sets]
+        places = np.arange(len(sets)) + (i - (len(ways) - 1) / 2) * width
+        means = np.nan_to_num([value.mean for value in values])
+        axes.bar(places, means, width * 0.9, color=COLOURS[-1] if not way else COLOURS[i - 1], label=way or "as it is")
+        axes.errorbar(places, means, yerr=gaps(values), fmt="none", ecolor=_INK, linewidth=0.8)
+    axes.set_xticks(np.arange(len(sets)), [name(one.name) for one in sets], rotation=20, ha="right", fontsize=8)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

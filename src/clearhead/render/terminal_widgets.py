@@ -1,0 +1,124 @@
+"""What a terminal can draw: pixels as half blocks, step × unit as coloured cells, a sound as a line of blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.cells import cell_len
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from clearhead.explanation.explanation import Explanation
+from clearhead.render import text_labels
+from clearhead.render.colours import DARK, LEVELS, NO_SCORE, hexed, largest, levels, of_level
+from clearhead.render.text_layout import name
+
+# Whether a terminal is dark cannot be asked, so coloured text brings its own dark paper and is the same on both.
+PAPER = of_level(0, DARK)
+FOR, AGAINST = (hexed(of_level(sign * LEVELS * 3 // 4, DARK)) for sign in (1, -1))
+#: How many steps are shown, and how many cells the name of a step or unit takes at most.
+STEPS, NAME = 24, 12
+SHADES = " ·░▒▓█"
+
+
+def shade(level: int) -> str:
+    """A level as a sign, for a terminal that has no colours."""
+    return SHADES[min(5, int(np.ceil(abs(level) / LEVELS * 5)))] if level != NO_SCORE else "?"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Step × unit as coloured cells; of many units those with the largest scores, of many steps the first."""
+
+    explanation: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        matrix = self.explanation.matrix
+        assert matrix is not None
+        rows = [_clipped(row) for row in text_labels.row_names(self.explanation)][:STEPS]
+        names = [_clipped(text_labels.unit_label(self.explanation, place)) for place in range(len(self.explanation))]
+        shown = self._fitting(names, options.max_width - max(map(cell_len, rows)) - 2)
+        steps = levels(matrix, largest(self.explanation, matrix))
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_row("", *(Text(names[place], style="dim", justify="center") for place in shown))
+        for row, step in enumerate(rows):
+            table.add_row(Text(step, justify="right"), *(self._cell(int(steps[row, i]), names[i]) for i in shown))
+        yield table
+        left_out = [f"the {len(shown)} strongest of {len(names)} units"] if len(shown) < len(names) else []
+        left_out += [f"the first {len(rows)} of {len(matrix)} steps"] if len(rows) < len(matrix) else []
+        if left_out:
+            yield Text(f"shown: {', '.join(left_out)}", style="dim")
+
+    def _cell(self, level: int, label: str) -> Text:
+        colour = hexed(of_level(level, DARK))
+        return Text(shade(level) * max(cell_len(label), 2), style=Style(color=colour, bgcolor=colour))
+
+    def _fitting(self, names: Sequence[str], room: int) -> list[int]:
+        """The units that have room, the strongest first, in the order of the input."""
+        assert self.explanation.matrix is not None
+        sizes = np.nan_to_num(np.abs(self.explanation.matrix), nan=0.0).max(0)
+        chosen: list[int] = []
+        for place in np.argsort(-sizes, kind="stable"):
+            room -= max(cell_len(names[place]), 2) + 1
+            if room < 0 and chosen:
+                break
+            chosen.append(int(place))
+        return sorted(chosen)
+
+
+def _clipped(text: str) -> str:
+    made = Text(text)
+    made.truncate(NAME, overflow="ellipsis")
+    return made.plain
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The frames of a sound as one line of blocks, and when it begins and ends."""
+
+    explanation: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = text_labels.moments(self.explanation, min(options.max_width, 100))
+        full = largest(self.explanation)
+        line = Text(style=f"on {hexed(PAPER)}")
+        for _, value in found:
+            high = 0.0 if np.isnan(value) else min(abs(value) / full, 1.0)
+            line.append(" ▁▂▃▄▅▆▇█"[round(8 * high)], style=AGAINST if value < 0 else FOR)
+        yield line
+        first, last = (name(self.explanation.units.names[place]) for place in (0, -1))
+        yield Text(first + last.rjust(max(len(found) - cell_len(first), cell_len(last) + 1)), style="dim")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pixels as half blocks, two rows of them in each line; signs where there are no colours."""
+
+    pixels: np.ndarray
+    caption: str
+    plain: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.color_system is None:
+            yield from (Text(line) for line in (*self.plain, *([self.caption] if self.plain else [])))
+            return
+        even = self.pixels if len(self.pixels) % 2 == 0 else np.vstack([self.pixels, self.pixels[-1:]])
+        for top, bottom in zip(even[::2], even[1::2], strict=True):
+            for above, below in zip(top, bottom, strict=True):
+                yield Segment("▀", Style(color=_colour(above), bgcolor=_colour(below)))
+            yield Segment.line()
+        yield Text(self.caption, style="dim")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        lines = [*self.plain, self.caption if self.plain else ""]
+        width = max(map(cell_len, lines)) if console.color_system is None else self.pixels.shape[1]
+        return Measurement(width, width)
+
+
+def _colour(pixel: np.ndarray) -> Color:
+    return Color.from_rgb(*(int(part) for part in pixel))

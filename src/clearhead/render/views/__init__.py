@@ -1,0 +1,1 @@
+"""View data for the HTML renderer."""

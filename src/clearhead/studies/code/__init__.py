@@ -1,0 +1,1 @@
+"""Syntax in code models: attention and attribution by syntax class."""

@@ -1,0 +1,1 @@
+"""Gender by depth: an axis of word pairs through the layers of a masked language model."""

@@ -1,0 +1,575 @@
+"""Detectors: queries as targets, cells of the feature map as units."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+import clearhead
+from clearhead import Contrast, InputError, MaskedWord, Method, Query, Refusal
+from clearhead.adapters import How
+from clearhead.adapters.detection import NOTHING, found_in, in_cells
+from clearhead.explanation.otsu_mask import otsu
+from clearhead.render import text_labels
+from tests.adapters.test_decoder import Wide
+from tests.invariants import model_snapshot
+from tests.invariants.cases import amplified, with_few
+from tests.replicas import detection as replica
+
+DATA = Path(__file__).parents[1] / "data" / "parity" / "detr"
+ORIGINAL = Path(__file__).parents[3] / "shared" / "fixtures" / "detr"
+LABELS = {"id2label": {0: "circle", 1: "square", 2: "star"}}
+
+_COMMON = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "num_queries": 5,
+    "init_xavier_std": 2.0,
+    "init_std": 0.3,
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    **LABELS,
+}
+_RT = {
+    **_COMMON,
+    "encoder_hidden_dim": 32,
+    "encoder_in_channels": [16, 16, 16],
+    "encoder_layers": 1,
+    "decoder_in_channels": [32, 32, 32],
+    "decoder_n_points": 2,
+    "num_denoising": 0,
+}
+
+
+def _backbone(kind: str, *stages: str) -> Any:
+    cls = getattr(transformers, f"{kind}Config")
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+    return cls(**sizes, out_features=list(stages))
+
+
+def _detr(family: str, head: str = "ForObjectDetection", stages: tuple[str, ...] = ("stage4",), **more: Any) -> Any:
+    config = getattr(transformers, f"{family}Config")
+    settings = {**_COMMON, "backbone_config": _backbone("ResNet", *stages), **more}
+    return getattr(transformers, family + head)(config(**settings))
+
+
+def _rt(family: str) -> Any:
+    settings = {**_RT, "backbone_config": _backbone("RTDetrResNet", "stage2", "stage3", "stage4")}
+    config = getattr(transformers, f"{family}Config")(**settings)
+    return getattr(transformers, f"{family}ForObjectDetection")(config)
+
+
+def _yolos() -> Any:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    shape = {"image_size": [32, 48], "patch_size": 8, "num_detection_tokens": 5}
+    return transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes, **shape, **LABELS))
+
+
+#: Detectors whose attention covers the picture, and those that sample points of it.
+MAPPED: dict[str, Callable[[], Any]] = {
+    "detr": lambda: _detr("Detr"),
+    "detr-masks": lambda: _detr(
+        "Detr",
+        "ForSegmentation",
+        ("stage1", "stage2", "stage3", "stage4"),
+        d_model=64,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+    ),
+    "conditional": lambda: _detr("ConditionalDetr"),
+    "dab": lambda: _detr("DabDetr", hidden_size=32),
+    "table": lambda: _detr("TableTransformer"),
+    "yolos": _yolos,
+}
+SAMPLED: dict[str, Callable[[], Any]] = {
+    "deformable": lambda: _detr("DeformableDetr", stages=("stage2", "stage3", "stage4"), num_feature_levels=3),
+    "rt": lambda: _rt("RTDetr"),
+    "rt2": lambda: _rt("RTDetrV2"),
+}
+FAMILIES = {**MAPPED, **SAMPLED}
+#: DAB-DETR computes its positions in float32, so that it cannot run in float64.
+SINGLE = ("dab",)
+ACROSS = ("generic", "attention", "rollout", "attention-gradcam")
+GRADIENTS = ("saliency", "input-x-gradient", "integrated-gradients", "gradient-shap", "smoothgrad")
+
+
+@cache
+def model(family: str) -> Any:
+    torch.manual_seed(7)
+    made = FAMILIES[family]().to(torch.float32 if family in SINGLE else torch.float64).eval()
+    with torch.no_grad():  # learned tokens that would all be zero, and attention that would be uniform
+        for name, parameter in made.named_parameters():
+            if name.endswith(("cls_token", "detection_tokens", "position_embeddings")) or "query" in name:
+                parameter.normal_(std=1.0)
+            elif family == "yolos" and parameter.dim() > 1:
+                parameter.normal_(std=0.3)
+            elif family in SAMPLED and parameter.dim() > 1:  # as made, queries are alike and points lie between pixels
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            elif family in SAMPLED and name.endswith("weight"):
+                parameter.fill_(1.0)
+    return made
+
+
+@cache
+def explainer(family: str) -> clearhead.Explainer:
+    return clearhead.load(model(family))
+
+
+def picture(seed: int = 3, high: int = 96, wide: int = 128) -> Tensor:
+    return torch.randn(1, 3, high, wide, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pixels(seed: int = 3, high: int = 96, wide: int = 128) -> dict[str, Tensor]:
+    return {"pixel_values": picture(seed, high, wide)}
+
+
+def gap(ours: Any, theirs: Any) -> float:
+    ours, theirs = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-300))
+
+
+def close(family: str) -> float:
+    """YOLOS computes its softmax in float32."""
+    return 1e-3 if family in SINGLE else 1e-5 if family == "yolos" else 1e-9
+
+
+def methods(family: str) -> list[str]:
+    return [line.name for line in explainer(family).methods() if line.applies]
+
+
+class TestAuthors:
+    """The numbers of the authors' own DETR code, on a tiny model (the fixture's README says how)."""
+
+    CASES = tuple((case, which) for case in ("case0", "case1") for which in ("q0_pred", "q3_pred", "q5_c2"))
+    METHODS: ClassVar = {
+        "ours": Method("generic"),
+        "ours_nonorm": Method("generic", normalise=False),
+        "ours_noself10": Method("generic", within=False),
+        "no_agg": Method("generic", aggregate=False, normalise=False),
+        "no_agg_noself10": Method("generic", aggregate=False, normalise=False, within=False),
+        "raw_attn": Method("attention"),
+        "rollout": Method("rollout"),
+        "gradcam": Method("attention-gradcam"),
+    }
+
+    @staticmethod
+    @cache
+    def arrays() -> dict[str, np.ndarray]:
+        with np.load(DATA / "arrays.npz") as file:
+            return {name.removeprefix("detr/cases/"): file[name] for name in file.files}
+
+    @staticmethod
+    @cache
+    def explainer() -> clearhead.Explainer:
+        settings = json.loads((DATA / "config.json").read_text())
+        # transformers 5.22 wrote the settings and left out that there is no timm; 5.0 takes it that there is.
+        settings |= {"use_timm_backbone": False, "use_pretrained_backbone": False}
+        cls = getattr(transformers, settings["hf_class"])
+        made = cls.from_pretrained(
+            None,
+            config=cls.config_class.from_dict(settings),
+            state_dict=load_file(DATA / "weights.safetensors"),
+            dtype=torch.float64,
+        )
+        return clearhead.load(made.eval())
+
+    def explained(self, case: str, which: str, profile: str | None) -> dict[str, Any]:
+        arrays = self.arrays()
+        query, label = (int(arrays[f"{case}/{which}/target_{part}"]) for part in ("index", "class"))
+        target = Query(query) if which.endswith("pred") else Query(query, label)
+        given = {"pixel_values": torch.as_tensor(arrays[f"{case}/pixel_values"])}
+        with Wide():  # transformers 5.0 computes positions in float32
+            found = self.explainer().explain(given, list(self.METHODS.values()), target, profile=profile)
+        assert all(e.target["index"] == label and e.target["place"] == query for e in found.values())
+        return dict(zip(self.METHODS, found.values(), strict=True))
+
+    @pytest.mark.parametrize(("case", "which"), CASES)
+    def test_every_method(self, case: str, which: str) -> None:
+        for name, e in self.explained(case, which, "mm_detr").items():
+            theirs = self.arrays()[f"{case}/{which}/{name}/scores"]
+            if theirs.any():
+                assert gap(e["image"].scores, theirs) < 1e-12, name
+            else:
+                assert np.abs(e["image"].scores).max() < 1e-15, name
+
+    def test_a_dead_row_costs_the_authors_a_whole_layer(self) -> None:
+        # its own row of zeros is all that it costs ours
+        ours, theirs = (self.explained("case0", "q0_pred", p)["ours"]["image"].scores for p in (None, "mm_detr"))
+        assert (ours >= theirs - 1e-12).all()
+
+    def test_logits(self) -> None:
+        for case in ("case0", "case1"):
+            given = {"pixel_values": torch.as_tensor(self.arrays()[f"{case}/pixel_values"])}
+            with Wide():
+                tape = self.explainer().record(given, "attention", Query(4))
+            assert gap(tape.logits, self.arrays()[f"{case}/logits"][:, 4]) < 1e-12
+
+    def test_the_copies_are_the_originals(self) -> None:
+        if not ORIGINAL.is_dir():
+            pytest.skip(f"{ORIGINAL} is absent: only the copies are here")
+        for name in ("config.json", "weights.safetensors"):
+            assert (DATA / name).read_bytes() == (ORIGINAL / name).read_bytes()
+        originals = np.load(ORIGINAL / "cases.npz")
+        for key, copied in self.arrays().items():
+            np.testing.assert_array_equal(copied, originals[key], err_msg=key)
+
+
+@pytest.mark.parametrize("family", ["detr", "conditional", "table", "dab", "detr-masks"])
+class TestReplica:
+    def test_across(self, family: str) -> None:
+        query, label = 3, 1
+        seen = replica.watch(model(family), picture(), query, label)
+        found = explainer(family).explain(pixels(), list(ACROSS), Query(query, label))
+        image, queries = replica.generic(seen, query)
+        assert gap(found["generic"]["image"].scores, image) < close(family)
+        assert gap(found["generic"]["queries"].scores, queries) < close(family)
+        assert found["generic"]["queries"].scores.max() > 0
+        for name in ACROSS[1:]:
+            theirs = getattr(replica, name.replace("-", "_"))(seen, query)
+            assert gap(found[name]["image"].scores, theirs) < close(family), name
+
+    def test_pixels(self, family: str) -> None:
+        seen = replica.watch(model(family), picture(high=40, wide=70), 2, 0)
+        e = explainer(family).explain(pixels(high=40, wide=70), Method("saliency", reduce="abs"), Query(2, 0))["image"]
+        rows, columns = e.units.grid
+        sums = np.zeros((rows, columns))
+        _, high, wide = seen.pixel_gradient.shape
+        for y in range(high):
+            for x in range(wide):
+                sums[y * rows // high, x * columns // wide] += np.abs(seen.pixel_gradient[:, y, x]).sum()
+        assert gap(e.heat_map(), sums) < close(family)
+
+
+@pytest.mark.parametrize("family", SAMPLED)
+class TestSampledPoints:
+    def test_attention_is_refused(self, family: str) -> None:
+        assert set(methods(family)) == {*GRADIENTS, "position", "random"}
+        for name in ("generic", "attention", "grad-sam", "attcat"):
+            with pytest.raises(Refusal, match="sampled points of the picture"):
+                explainer(family).explain(pixels(), name)
+
+    def test_pixels(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        # RT-DETR detaches the boxes that its decoder layers start from, but its answer depends on them all the same
+        monkeypatch.setattr(torch.Tensor, "detach", lambda tensor: tensor)
+        # two pictures: torch's own gradient of a batch norm is wrong for one (`recording.scope.ordered_gradients`)
+        leaf = torch.cat([picture(), picture(4)]).requires_grad_()
+        output = model(family)(pixel_values=leaf)
+        label = int(output.logits[0, 1].argmax())
+        (gradient,) = torch.autograd.grad(output.logits[0, 1, label], leaf)
+        monkeypatch.undo()
+        e = explainer(family).explain(pixels(), "saliency", Query(1))
+        assert e.target["index"] == label
+        assert gap((e["image"].scores ** 2).sum(), (gradient**2).sum()) < 1e-9
+
+
+@pytest.mark.parametrize("method", ["lrp", "partial-lrp", "transformer-attribution"])
+def test_relevance_in_single_precision_is_that_of_double_precision(method: str) -> None:
+    """A decoder starts from zeros, which do not depend on the picture: they meet what does in its format."""
+    single = clearhead.load(deepcopy(model("detr")).float())
+    double = clearhead.load(deepcopy(single.subject.model).double())
+    given = {"pixel_values": picture().float()}
+    found, exact = (ex.explain(given, method, Query(1, "circle"))["image"].scores for ex in (single, double))
+    assert gap(found, exact) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+class TestLaws:
+    def test_recorded_is_real(self, family: str) -> None:
+        real = model(family)(pixel_values=picture().to(model(family).dtype)).logits[0]
+        for query in (0, 4):
+            tape = explainer(family).record(pixels(), "input_gradient", Query(query))
+            assert gap(tape.logits[0], real[query].detach()) < close(family)
+
+    def test_batched_is_single(self, family: str) -> None:
+        batch = [pixels(seed) for seed in (3, 4, 5)]
+        targets = [Query(1, "circle"), Query(4, "star"), Query(2, "square")]
+        ex, names = explainer(family), with_few(methods(family))
+        together, backwards = ex.explain(batch, names, targets), ex.explain(batch[::-1], names, targets[::-1])
+        for i, (given, target) in enumerate(zip(batch, targets, strict=True)):
+            for name, alone in ex.explain(given, names, target).items():
+                for part in alone:
+                    within = amplified(part.provenance["method"], close(family))
+                    assert gap(together[name][i][part.stream].scores, part.scores) < within, name
+                    assert gap(backwards[name][2 - i][part.stream].scores, part.scores) < within, name
+
+    def test_queries_together_are_queries_alone(self, family: str) -> None:
+        ex = explainer(family)
+        (sample,) = ex.subject.samples(pixels(), How())
+        sure = int((found_in(sample).probabilities.max(-1).values > 0.5).sum())
+        names = sorted(set(methods(family)) & {"generic", "rollout", "saliency", "input-x-gradient", "attcat"})
+        found = ex.explain(pixels(), names)
+        steps = found[names[0]].target.get("steps", [found[names[0]].target])
+        assert len(steps) == max(sure, 1)
+        for k, step in enumerate(steps):
+            for name, alone in ex.explain(pixels(), names, Query(step["place"])).items():
+                e = found[name]["image"]
+                assert gap(e.scores if e.matrix is None else e.matrix[k], alone["image"].scores) < close(family), name
+                assert e.matrix is None or gap(e.matrix.sum(0), e.scores) < 1e-6
+
+    def test_the_model_is_untouched(self, family: str) -> None:
+        given, ex = model(family), explainer(family)
+        before = model_snapshot.of_model(given)
+        ex.explain(pixels(), methods(family))
+        with pytest.raises(InputError):
+            ex.explain(pixels(), "saliency", Query(77))
+        assert model_snapshot.changes(before, model_snapshot.of_model(given)) == []
+
+
+class TestTargets:
+    def test_every_object_found_the_surest_first(self) -> None:
+        ex = explainer("conditional")
+        e = ex.explain(pixels(), "saliency")
+        with torch.no_grad():
+            output = model("conditional")(pixel_values=picture())
+        best, kind = output.logits[0].sigmoid().max(-1)
+        order = [int(q) for q in best.argsort(descending=True) if best[q] > 0.5]
+        assert len(order) > 1
+        assert [step["place"] for step in e.target["steps"]] == order
+        for step, query in zip(e.target["steps"], order, strict=True):
+            x, y, wide, high = output.pred_boxes[0, query].tolist()
+            assert step["box"] == pytest.approx([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2])
+            assert step["label"] == step["name"] == LABELS["id2label"][int(kind[query])]
+            assert step["probability"] == pytest.approx(float(best[query])) and step["found"] is True
+            assert step["kind"] == "detection" and step["value"] == pytest.approx(float(output.logits[0, query].max()))
+
+    def test_none_found_gives_the_likeliest_and_says_so(self) -> None:
+        ex = clearhead.load(model("detr"))
+        ex.subject.threshold = 1.0
+        e = ex.explain(pixels(), "saliency")
+        p = model("detr")(pixel_values=picture()).logits[0].softmax(-1)[:, :3].detach()
+        assert e.steps is None and e.target["found"] is False
+        assert e.target["place"] == int(p.max(-1).values.argmax())
+        assert e.target["probability"] == pytest.approx(float(p.max()))
+        (note,) = text_labels.notes(e)
+        assert note.startswith(f"query {e.target['place']} finds no {e.target['label']}") and note in e.html()
+
+    def test_no_object_is_never_the_default(self) -> None:
+        changed = clearhead.load(model("detr"))
+        sure = model("detr").class_labels_classifier.bias.detach()
+        sure[3] += 50  # nothing is by far the likeliest
+        try:
+            e = changed.explain(pixels(), "saliency", Query(2))
+            logits = model("detr")(pixel_values=picture()).logits[0, 2].detach()
+        finally:
+            sure[3] -= 50
+        assert e.target["index"] == int(logits[:3].argmax())
+        assert e.target["value"] == pytest.approx(float(logits[:3].max()))
+        assert e.prediction["label"] == NOTHING and e.target["probability"] < 1e-9
+
+    def test_nothing_can_be_asked_about(self) -> None:
+        e = explainer("detr").explain(pixels(), "saliency", Query(2, NOTHING))
+        assert e.target["name"] == NOTHING and e.target["found"] is False
+
+    def test_names_given_after_loading_are_read(self) -> None:
+        own = deepcopy(model("detr"))
+        ex = clearhead.load(own)
+        own.config.id2label = {0: "ring", 1: "box", 2: "comet"}
+        assert ex.labels == {0: "ring", 1: "box", 2: "comet", 3: NOTHING}
+        assert ex.explain(pixels(), "saliency", Query(1, "comet")).target["index"] == 2
+
+    def test_a_label_is_every_such_object(self) -> None:
+        ex = explainer("conditional")
+        everything = ex.explain(pixels(), "saliency").target["steps"]
+        for name in {step["label"] for step in everything}:
+            places = [step["place"] for step in everything if step["label"] == name]
+            target = ex.explain(pixels(), "saliency", name).target
+            assert [step["place"] for step in target.get("steps", [target])] == places
+
+    def test_contrast_and_scales(self) -> None:
+        logits = model("detr")(pixel_values=picture()).logits[0, 1].detach()
+        e = explainer("detr").explain(pixels(), "input-x-gradient", Query(1, "star", "circle"))
+        assert e.target["kind"] == "contrast" and e.target["value"] == pytest.approx(float(logits[2] - logits[0]))
+        a, b = (
+            explainer("detr").explain(pixels(), "input-x-gradient", Query(1, label))["image"].scores
+            for label in ("star", "circle")
+        )
+        assert gap(e["image"].scores, a - b) < 1e-9
+        p = explainer("detr").explain(pixels(), "saliency", Query(1, "star"), scale="probability").target["value"]
+        assert p == pytest.approx(float(logits.softmax(-1)[2]))
+        assert explainer("detr").explain(pixels(), "saliency", Contrast("star", "circle")).target
+
+    def test_a_function_needs_the_query_that_it_reads(self) -> None:
+        def box_width(output: Any) -> Tensor:
+            return output.pred_boxes[:, 3, 2]
+
+        with pytest.raises(Refusal, match="depends on rows 3 of the last layer"):
+            explainer("detr").explain(pixels(), target=box_width)
+        e = clearhead.load(model("detr"), readout=3).explain(pixels(), target=box_width)
+        assert e["image"].scores.max() > 0 and e.target["kind"] == "callable"
+
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (Query(5), "query 5 does not exist: the model has 5 queries"),
+            (Query("star"), "query 'star' does not exist"),
+            (Query(1, "hexagon"), "label 'hexagon'"),
+            ("hexagon", "label 'hexagon'"),
+            (NOTHING, "what most queries say"),
+            (MaskedWord("star"), "no target of a detector"),
+            (clearhead.Generated(2), "no target of a detector"),
+        ],
+    )
+    def test_bad_targets(self, target: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            explainer("detr").explain(pixels(), target=target)
+
+    def test_negative_queries_count_from_the_end(self) -> None:
+        assert explainer("detr").explain(pixels(), "saliency", Query(-1)).target["place"] == 4
+
+
+class TestInputs:
+    def test_one_pass_finds_and_one_explains(self) -> None:
+        ex = explainer("conditional")
+        ex.explain(pixels())
+        calls = []
+        hook = model("conditional").register_forward_hook(lambda *_: calls.append(1))
+        try:
+            e = ex.explain(pixels(), list(ACROSS))
+        finally:
+            hook.remove()
+        assert len(calls) == 2 and len(e["generic"]["image"].matrix) > 1
+
+    def test_the_grid_is_the_feature_maps(self) -> None:
+        for high, wide, grid in ((64, 64, (2, 2)), (65, 97, (3, 4)), (40, 200, (2, 7))):
+            e = explainer("detr").explain(pixels(high=high, wide=wide), "generic", Query(0))["image"]
+            assert e.units.grid == grid and e.picture.shape == (high, wide, 3)
+            assert e.units.boxes[0] == (0, 0, 1 / grid[1], 1 / grid[0])
+        e = explainer("yolos").explain(pixels(high=35, wide=50), "generic", Query(0))["image"]
+        assert e.units.grid == (4, 6) and e.picture.shape == (32, 48, 3) and e.tokens[0] == "[CLS]"
+
+    def test_pictures_of_several_sizes_in_one_call(self) -> None:
+        batch = [pixels(high=64, wide=96), pixels(high=60, wide=96), pixels(high=64, wide=128)]
+        found = explainer("detr").explain(batch, "generic", Query(0))
+        for e, given in zip(found, batch, strict=True):
+            assert gap(e["image"].scores, explainer("detr").explain(given, "generic", Query(0))["image"].scores) < 1e-9
+
+    def test_padding_is_cut_off(self) -> None:
+        small = picture(high=64, wide=96)
+        padded = torch.nn.functional.pad(small, (0, 32, 0, 16), value=0.3)
+        mask = torch.zeros(1, 80, 128, dtype=torch.long)
+        mask[:, :64, :96] = 1
+        real = [model("detr")(pixel_values=p, pixel_mask=m).logits for p, m in ((small, None), (padded, mask))]
+        assert gap(real[0].detach(), real[1].detach()) > 1e-6  # the model's own answer depends on padding
+        e = explainer("detr").explain({"pixel_values": padded, "pixel_mask": mask})
+        assert e == explainer("detr").explain({"pixel_values": small})
+
+    def test_a_picture_with_its_processor(self) -> None:
+        pytest.importorskip("PIL")
+        processor = transformers.DetrImageProcessor(size={"height": 64, "width": 96})
+        shot = np.random.default_rng(0).integers(0, 255, (48, 72, 3), dtype=np.uint8)
+        e = clearhead.load(model("detr"), processor).explain(shot)
+        named = clearhead.load((model("detr"), processor)).explain(image=shot)
+        assert e == named and e["image"].units.grid == (2, 3)
+        assert abs(e["image"].picture.mean() - shot.mean()) < 3
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"pixel_values": torch.zeros(1, 1, 64, 64)}, "must be batch × 3 × height × width"),
+            ({"pixel_values": torch.zeros(1, 3, 64, 64, dtype=torch.long)}, "real numbers"),
+            ({"pixel_values": torch.zeros(1, 3, 64, 64), "pixel_mask": torch.ones(1, 32, 32)}, "the picture's size"),
+            ({"pixel_values": torch.zeros(1, 3, 64, 64), "pixel_mask": torch.eye(64)[None]}, "upper left corner"),
+            (
+                {"pixel_values": torch.zeros(1, 3, 64, 64), "decoder_inputs_embeds": torch.zeros(1, 5, 32)},
+                "leave out decoder_inputs_embeds",
+            ),
+            ({"pixel_mask": torch.ones(1, 64, 64)}, "need pixel_values"),
+            ("cat.png", "without an image processor"),
+        ],
+    )
+    def test_bad_inputs(self, given: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            explainer("detr").explain(given)
+
+    def test_a_size_that_the_model_cannot_take(self) -> None:
+        with pytest.raises(InputError, match="RTDetrForObjectDetection cannot take a picture of 80 × 112 pixels"):
+            explainer("rt").explain(pixels(high=80, wide=112), "saliency")
+
+    def test_detectors_that_read_a_text_are_refused(self) -> None:
+        tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        config = transformers.OwlViTConfig(
+            text_config={**tiny, "vocab_size": 20}, vision_config={**tiny, "image_size": 32, "patch_size": 16}
+        )
+        with pytest.raises(Refusal, match="looks for what a text names"):
+            clearhead.load(transformers.OwlViTForObjectDetection(config))
+
+    def test_boxes_of_another_kind_are_refused(self) -> None:
+        """PP-DocLayout V4 gives corners of quadrangles."""
+
+        def doubled(module: Any, args: Any, output: Any) -> Any:
+            output["pred_boxes"] = torch.cat([output.pred_boxes, output.pred_boxes], dim=-1)
+            return output
+
+        handle = model("detr").register_forward_hook(doubled)
+        try:
+            with pytest.raises(Refusal, match="gives no classes and boxes"):
+                clearhead.load(model("detr")).explain(pixels())
+        finally:
+            handle.remove()
+
+
+class TestCells:
+    def test_every_pixel_lies_in_one_cell(self) -> None:
+        given = torch.arange(2 * 3 * 7 * 10, dtype=torch.float64).reshape(2, 3, 7, 10) + 1
+        cells = in_cells(given, (3, 4))
+        assert cells.shape[:2] == (2, 12)
+        for one, whole in zip(cells, given, strict=True):
+            assert sorted(one[one != 0].tolist()) == sorted(whole.flatten().tolist())
+        left = cells[0, 0].reshape(3, -1)[0]
+        assert sorted(left[left != 0].tolist()) == sorted(given[0, 0, :3, :3].flatten().tolist())
+
+
+class TestMask:
+    def test_what_stands_out(self) -> None:
+        e = explainer("detr").explain(pixels(high=128, wide=128), "generic", Query(0))["image"]
+        scores = np.zeros(16)
+        scores[5] = 1.0
+        mask = replace(e, scores=scores).mask()
+        assert mask.shape == (128, 128) and mask[48, 48] and not mask[100:].any() and 0.02 < mask.mean() < 0.15
+        assert not replace(e, scores=np.ones(16)).mask().any()
+
+    def test_otsu_is_the_best_of_all_thresholds(self) -> None:
+        values = np.random.default_rng(2).integers(0, 255, 200, dtype=np.uint8)
+
+        def between(t: int) -> float:
+            low, high = values[values <= t].astype(float), values[values > t].astype(float)
+            if not len(low) or not len(high):
+                return 0.0
+            return len(low) * len(high) * (low.mean() - high.mean()) ** 2
+
+        assert between(otsu(values)) == pytest.approx(max(between(t) for t in range(256)))
+
+
+class TestZoo:
+    def test_what_it_found_is_where_it_looked(self) -> None:
+        if "shapes-detr" not in clearhead.models():
+            pytest.skip("the zoo has no shapes-detr here")
+        from clearhead_zoo.tasks import shapes
+
+        scenes = shapes.scenes(np.random.default_rng(5), 4, 96)
+        drawn, masks = shapes.render(scenes)
+        ex = clearhead.load("zoo:shapes-detr")
+        overlaps = []
+        for one, own in zip(np.asarray(drawn), np.asarray(masks), strict=True):
+            e = ex.explain(one.transpose(1, 2, 0).astype(np.uint8))["image"]
+            for step in [e.step(k) for k in range(len(e.steps))] if e.steps else [e]:
+                mask = step.mask()
+                overlaps.append(max((mask & object_).sum() / (mask | object_).sum() for object_ in own))
+        assert len(overlaps) > 8 and np.median(overlaps) > 0.3, overlaps

@@ -1,0 +1,187 @@
+"""Two texts through one encoder: why they are alike, against a slow twin; and cross-encoders, which score a pair."""
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import clearhead
+from clearhead import Contrast, InputError, Refusal
+from tests import models
+from tests.invariants import model_snapshot
+from tests.invariants.cases import amplified, assert_alike, gap, with_few
+from tests.replicas.dual_encoder import fuse, relevance
+
+PAIRS = [
+    ("I like the movie.", "She hates the book because it isn't good"),
+    ("So boring!", "So boring, so long, and the movie!"),
+    ("You look extremely confused", "He said it."),
+]
+NAMES = ("bert", "albert", "roberta", "modernbert", "deberta")
+#: ModernBERT's softmax is float32's even in a float64 model.
+WITHIN = {"modernbert": 1e-5}
+DRAWING = ("random", "kernel-shap", "shap", "lime", "gradient-shap", "smoothgrad", "deeplift-shap")
+
+
+@cache
+def explainer(name: str, pooling: str = "mean") -> clearhead.Explainer:
+    return clearhead.load(*models.text_model(name, "Model"), task="similarity", readout=pooling)
+
+
+def vector(name: str, text: str, pooling: str) -> Tensor:
+    """As sentence-transformers do it, one text alone."""
+    model, tokenizer = models.text_model(name, "Model")
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        states = model(ids).last_hidden_state[0]
+    return states.mean(0) if pooling == "mean" else states[0 if pooling == "first" else -1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_the_cosine_of_two_texts(name: str, pooling: str) -> None:
+    for e, texts in zip(explainer(name, pooling).explain(PAIRS), PAIRS, strict=True):
+        cosine = torch.nn.functional.cosine_similarity(*(vector(name, text, pooling) for text in texts), dim=0)
+        assert e.streams == ("text", "other") and e["text"].units.texts == texts[:1]
+        assert e["other"].stream == "other" and e["other"].units.texts == texts[1:]
+        assert e.target["kind"] == "similarity" and e.target["name"] == texts[1] and e.target["scale"] == "cosine"
+        assert e.target["value"] == pytest.approx(float(cosine), abs=1e-6)
+        assert e.prediction["value"] == e.target["value"] and e.certificate["readout_checked"]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_generic_is_the_slow_twins(pooling: str) -> None:
+    e = explainer("bert", pooling).explain(PAIRS[0])
+    model, tokenizer = models.text_model("bert", "Model")
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    outputs = [eager(**tokenizer(text, return_tensors="pt"), output_attentions=True) for text in PAIRS[0]]
+    states = [output.last_hidden_state[0] for output in outputs]
+    pooled = [part.mean(0) if pooling == "mean" else part[0 if pooling == "first" else -1] for part in states]
+    cosine = torch.nn.functional.cosine_similarity(*pooled, dim=0)
+    for stream, output in zip(("text", "other"), outputs, strict=True):
+        gradients = torch.autograd.grad(cosine, output.attentions, retain_graph=True)
+        maps = [fuse(a[0].detach(), g[0]) for a, g in zip(output.attentions, gradients, strict=True)]
+        matrix = relevance(maps) - np.eye(len(maps[0]))
+        rows = {"mean": matrix.mean(0), "first": matrix[0], "last": matrix[-1]}
+        assert gap(e[stream].scores, rows[pooling]) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batched_is_single_and_the_texts_may_change_places(name: str) -> None:
+    ex, within = explainer(name), WITHIN.get(name, 1e-9)
+    methods = with_few(line.name for line in ex.methods() if line.applies)
+    assert {"shap", "occlusion", "generic", "saliency"} <= {method.name for method in methods}
+    together = ex.explain(PAIRS, method=methods)
+    turned = ex.explain([(two, one) for one, two in PAIRS], method=methods)
+    for i, texts in enumerate(PAIRS):
+        for method, alone in ex.explain(texts, method=methods).items():
+            for stream, swapped in (("text", "other"), ("other", "text")):
+                size = float(np.abs(alone[stream].scores).max())
+                name = alone.provenance["method"]
+                assert_alike(together[method][i][stream], alone[stream], amplified(name, within), size)
+                if name not in DRAWING:  # whose numbers are keyed by the whole input
+                    found = gap(turned[method][i][swapped].scores, alone[stream].scores, size)
+                    assert found < amplified(name, within), method
+
+
+def test_padded_is_unpadded() -> None:
+    ex, tokenizer = explainer("bert"), models.tokenizer("wordpiece")
+    halves = [tokenizer([pair[i] for pair in PAIRS], padding="max_length", max_length=30) for i in (0, 1)]
+    inputs = {**halves[0], **{f"other_{name}": part for name, part in halves[1].items()}}
+    for e, alone in zip(ex.explain(inputs), ex.explain(PAIRS), strict=True):
+        for stream in ("text", "other"):
+            assert e[stream].tokens == alone[stream].tokens
+            assert gap(e[stream].scores, alone[stream].scores) < 1e-9
+
+
+def test_alike_to_one_text_more_than_to_another() -> None:
+    ex, (text, other), foil = explainer("bert"), PAIRS[0], "He said it."
+    methods = ["generic", "input-x-gradient"]
+    held = ex.explain((text, other), method=methods, target=Contrast(None, foil))
+    own, against = ex.explain((text, other), method=methods), ex.explain((text, foil), method=methods)
+    assert held["generic"].target["name"] == f"{other} − {foil}"
+    values = own["generic"].target["value"], against["generic"].target["value"]
+    assert held["generic"].target["value"] == pytest.approx(values[0] - values[1])
+    difference = own["input-x-gradient"]["text"].scores - against["input-x-gradient"]["text"].scores
+    assert gap(held["input-x-gradient"]["text"].scores, difference) < 1e-9
+    assert gap(held["generic"]["other"].scores, own["generic"]["other"].scores) < 1e-9
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, tokenizer = models.text_model("bert", "Model")
+    before = model_snapshot.of_model(model), model_snapshot.of_processor(tokenizer)
+    ex = clearhead.load(model, tokenizer, task="similarity", readout="mean")
+    ex.explain(PAIRS, method=["generic", "saliency"], target=Contrast(None, "a book"))
+    assert not model_snapshot.changes(before[0], model_snapshot.of_model(model))
+    assert not model_snapshot.changes(before[1], model_snapshot.of_processor(tokenizer))
+
+
+def test_from_a_folder_and_told_again(tmp_path: Path) -> None:
+    model, tokenizer = models.text_model("bert", "Model", torch.float32)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    e = clearhead.load(tmp_path, task="similarity", readout="mean").explain(PAIRS[0])
+    assert e.provenance["loading"] == {"task": "similarity", "readout": "mean"}
+    assert e.provenance["model_class"] == "BertModel"
+    with pytest.raises(InputError, match="give target= a function of its output"):
+        clearhead.load(tmp_path).explain(PAIRS[0])  # without the task it is a bare encoder
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("one text", r"expected two texts, \(one, other\)"),
+        (("one", "two", "three"), "expected two texts"),
+        (("one", " "), "the text is empty"),
+        (("one", 2), "expected a text"),
+        ({"input_ids": [[2, 9, 3]]}, "need input_ids and other_input_ids"),
+        ({"input_ids": [[2, 9, 3]], "other_input_ids": [[2, 9, 3]] * 2}, "1 texts and 2 others"),
+    ],
+)
+def test_bad_input(raw: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        explainer("bert").explain(raw)
+
+
+def test_bad_loading() -> None:
+    model, tokenizer = models.text_model("bert", "Model")
+    for readout in (None, "max", 3):
+        with pytest.raises(InputError, match="say how the encoder's tokens become the vector of a text"):
+            clearhead.load(model, tokenizer, task="similarity", readout=readout)
+    with pytest.raises(InputError, match=r"unknown task 'similar': did you mean 'similarity'\?"):
+        clearhead.load(model, tokenizer, task="similar", readout="mean")
+    with pytest.raises(Refusal, match=r"has a head: give its bare encoder, model\.bert"):
+        clearhead.load(*models.text_model("bert"), task="similarity", readout="mean")
+    with pytest.raises(InputError, match=r"unknown scale 'logit'.*Accepted: cosine"):
+        explainer("bert").explain(PAIRS[0], scale="logit")
+    with pytest.raises(InputError, match="measures how alike two inputs are"):
+        explainer("bert").explain(PAIRS[0], target="a label")
+
+
+# -- cross-encoders
+
+
+def test_a_reranker_is_a_regression_of_a_pair() -> None:
+    """One text in two segments, one number: no class, no probability."""
+    ex = clearhead.load(*models.text_model("bert", num_labels=1))
+    query, passage = PAIRS[0]
+    together = ex.explain(PAIRS, method=["generic", "input-x-gradient"])
+    e = together["generic"][0]
+    assert e.stream == "text" and e.units.texts == (query, passage) and set(e.units.segments) == {0, 1}
+    inputs = ex.subject.processor(query, passage, return_tensors="pt")
+    with torch.no_grad():
+        score = float(ex.subject.model(**inputs).logits[0, 0])
+    assert e.target["value"] == pytest.approx(score) and e.prediction["value"] == pytest.approx(score)
+    assert "probability" not in e.prediction and e.target["scale"] == "logit"
+    for method, found in together.items():
+        for one, pair in zip(found, PAIRS, strict=True):
+            alone = ex.explain(pair, method)
+            assert_alike(one, alone, 1e-9, float(np.abs(alone.scores).max()))
+    with pytest.raises(InputError, match="measures and has no classes"):
+        ex.explain(PAIRS[0], scale="probability")

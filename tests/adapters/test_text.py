@@ -1,0 +1,617 @@
+"""Texts: classifiers of one text or a pair, decoders, masked language models, and model inputs in place of raw text."""
+
+import copy
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import clearhead
+from clearhead import Contrast, InputError, MaskedWord, Refusal
+from tests.models import PAIR, TEXT, TEXTS, explainer, text_model, tokenizer
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 70,
+    "initializer_range": 0.3,
+}
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 70, "initializer_range": 0.3}
+
+
+def classifier(architecture: str, kind: str = "bytes", **settings: Any) -> Any:
+    """A tiny classifier of any architecture, with its tokenizer."""
+    tok = tokenizer(kind)
+    given = {"vocab_size": len(tok), "num_labels": 3, "pad_token_id": tok.pad_token_id, **settings}
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{architecture}Config")(**given)
+    return getattr(transformers, f"{architecture}ForSequenceClassification")(config).double().eval(), tok
+
+
+# --- one text and pairs of texts
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_pair_of_texts(name: str) -> None:
+    model, tok = text_model(name)
+    e = clearhead.load(model, tok).explain(PAIR)
+    assert e.units.texts == PAIR and e.units.segments is not None and e.units.offsets is not None
+    for i in e.units.drop_special():
+        start, stop = e.units.offsets[i]
+        piece = PAIR[e.units.segments[i]][start:stop].strip().lower()
+        assert e.tokens[i].strip("#Ġ▁").lower() in (piece, "")
+    words = e.words()
+    names = [words.tokens[i] for i in words.units.drop_special()]
+    assert "".join(names) == "".join(PAIR).replace(" ", "") and "movie" in names and "hates" in names
+    # What the model computes is what it computes for the tokenizer's own encoding of the pair.
+    encoding = tok(*PAIR, return_tensors="pt")
+    assert e.prediction["top"][0]["logit"] == pytest.approx(model(**encoding).logits.max().item())
+
+
+def test_whether_one_text_goes_on_after_another() -> None:
+    model, tok = text_model("bert", "ForNextSentencePrediction")
+    e = clearhead.load(model, tok).explain(PAIR, target="goes on")
+    with torch.no_grad():
+        logits = model(**tok(*PAIR, return_tensors="pt")).logits[0]
+    assert e.target["value"] == pytest.approx(float(logits[0]))
+    assert e.prediction["label"] == ("goes on", "does not")[int(logits.argmax())]
+    assert np.abs(e.scores).max() > 0
+
+
+def test_token_types_reach_the_model() -> None:
+    model, tok = text_model("bert")
+    tok = copy.deepcopy(tok)
+    tok.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    with torch.no_grad():
+        model.bert.embeddings.token_type_embeddings.weight[1] += 1.0
+    ex = clearhead.load(model, tok)
+    sample = ex.subject.samples(PAIR, clearhead.adapters.How())[0]
+    assert sample.inputs["token_type_ids"].tolist() == tok(*PAIR)["token_type_ids"]
+    one, two = ex.explain(PAIR), ex.explain(f"{PAIR[0]} [SEP] {PAIR[1]}")
+    assert one.tokens == two.tokens and np.abs(one.scores - two.scores).max() > 1e-6
+    assert two.units.special == one.units.special  # a [SEP] that the user typed frames a text all the same
+
+
+def test_token_types_that_the_model_has_not_are_left_out() -> None:
+    for name, settings in (("roberta", {"type_vocab_size": 1}), ("distilbert", {})):
+        model, tok = text_model(name, **settings)
+        tok = copy.deepcopy(tok)
+        tok.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        assert clearhead.load(model, tok).explain(PAIR).tokens
+
+
+def test_a_list_is_not_a_pair() -> None:
+    found = explainer("bert/classify").explain(list(PAIR))
+    assert isinstance(found, list) and [e.units.texts for e in found] == [(PAIR[0],), (PAIR[1],)]
+
+
+def test_multi_label_probabilities() -> None:
+    ex = explainer("bert/classify", problem_type="multi_label_classification")
+    e = ex.explain(TEXTS[0], target=1, scale="probability")
+    logit = next(line["logit"] for line in e.prediction["top"] if line["index"] == 1)
+    assert e.target["value"] == pytest.approx(1 / (1 + np.exp(-logit)))
+
+
+def test_regression() -> None:
+    ex = explainer("bert/classify", num_labels=1)
+    e = ex.explain(TEXTS[0])
+    assert e.prediction["value"] == pytest.approx(e.target["value"]) and e.prediction["index"] == 0
+    for scale in ("probability", "log-odds"):
+        with pytest.raises(InputError, match=f"no {scale}"):
+            ex.explain(TEXTS[0], scale=scale)
+    several = explainer("bert/classify", problem_type="regression").explain(TEXTS[0])
+    assert all("probability" not in line for line in several.prediction["top"])
+    assert several.prediction["value"] == max(line["logit"] for line in several.prediction["top"])
+
+
+# --- truncation
+
+
+def test_truncation_is_reported_and_leaves_the_tokenizer_alone() -> None:
+    model, tok = text_model("bert")
+    before = copy.deepcopy(tok.__dict__.get("init_kwargs")), tok.truncation_side, tok.backend_tokenizer.to_str()
+    ex = clearhead.load(model, tok)
+    text = "one two three four five six seven eight"
+    whole = ex.explain(text)
+    assert whole.certificate["truncated_tokens"] == 0
+    right = ex.explain(text, max_length=8)
+    left = ex.explain(text, max_length=8, truncation_side="left")
+    for cut in (left, right):
+        assert len(cut) == 8 and cut.certificate["truncated_tokens"] == len(whole) - 8
+        assert cut.units.texts == (text,)
+    assert right.tokens[1:-1] == whole.tokens[1:7] and left.tokens[1:-1] == whole.tokens[-7:-1]
+    assert right.units.offsets[1:-1] == whole.units.offsets[1:7]  # type: ignore[index]
+    assert ex.explain(text, max_length=8).tokens == right.tokens  # the side does not stick
+    after = copy.deepcopy(tok.__dict__.get("init_kwargs")), tok.truncation_side, tok.backend_tokenizer.to_str()
+    assert before == after
+
+
+def test_the_models_own_limit() -> None:
+    for name in ("bert", "roberta"):
+        model, tok = text_model(name)
+        tok = copy.deepcopy(tok)
+        tok.model_max_length = 10**30
+        e = clearhead.load(model, tok).explain("boring " * 100)
+        # RoBERTa numbers positions from its padding index on: two of the 70 places are lost.
+        assert len(e) == (70 if name == "bert" else 70 - tok.pad_token_id - 1) and e.certificate["truncated_tokens"] > 0
+
+
+def test_pairs_are_cut_on_both_sides() -> None:
+    e = explainer("bert/classify").explain(("good " * 30, "bad " * 30), max_length=20)
+    assert len(e) == 20 and {e.units.segments[i] for i in e.units.drop_special()} == {0, 1}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truncation": False, "max_length": 6}, "tokens long and the model takes 6"),
+        ({"max_length": 2}, "leaves no room beside the special tokens"),
+        ({"max_length": 0}, "max_length=0 is not possible"),
+        ({"max_length": "9"}, "max_length='9' is not possible"),
+        ({"truncation_side": "up"}, "say 'left' or 'right'"),
+        ({"tokens": ["a"]}, "names the units of model inputs"),
+    ],
+)
+def test_options_that_are_not_possible(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        explainer("bert/classify").explain(TEXTS[1], **options)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("", "the text is empty"),
+        (" \n\t", "the text is empty"),
+        (("good", " "), "the text is empty"),
+        ("\u200b", "drops it all"),
+        (5, "expected a text"),
+        (("a", "b", "c"), "expected a text"),
+        ((1, "b"), "expected a text"),
+        ([], "the list is empty"),
+        (None, "nothing to explain"),
+    ],
+)
+def test_what_is_no_text(raw: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        explainer("bert/classify").explain(raw)
+
+
+@pytest.mark.parametrize("bad", ["", 3, "half of a \ud800 pair"])
+def test_which_of_several_is_no_text_is_said(bad: Any) -> None:
+    ex = explainer("bert/classify")
+    with pytest.raises(InputError) as alone:
+        ex.explain(bad)
+    for call in (ex.explain, lambda given: ex.record(given, ("attention",))):
+        with pytest.raises(InputError, match=re.escape(f"input 1: {alone.value}")):
+            call([TEXTS[0], bad])
+
+
+def test_tokens_that_are_added_later_are_read() -> None:
+    model, shared = text_model("bert")
+    own = copy.deepcopy(shared)
+    ex = clearhead.load(model, own)
+    assert ex.explain("zebrafish").tokens[1] == "[UNK]"
+    own.add_tokens(["zebrafish"])
+    with pytest.raises(InputError, match=r"gives 'zebrafish' the number \d+, and the model knows \d+ words"):
+        ex.explain("zebrafish")
+    model.resize_token_embeddings(len(own))
+    assert ex.explain("zebrafish").tokens == clearhead.load(model, own).explain("zebrafish").tokens
+    assert ex.explain("zebrafish").tokens[1] == "zebrafish"
+
+
+def test_layers_of_whole_numbers_pass_no_gradients_on() -> None:
+    model, own = text_model("bert", dtype=torch.float32)
+    rounded = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    ex = clearhead.load(rounded, own)
+    for method in ("saliency", "generic", "integrated-gradients"):
+        with pytest.raises(Refusal, match="quantised by torch, whose layers pass no gradients on"):
+            ex.explain(TEXTS[0], method=method)
+    assert np.abs(ex.explain(TEXTS[0], method="occlusion").scores).max() > 0
+
+
+def test_a_bar_must_hand_on_every_batch() -> None:
+    with pytest.raises(InputError, match="progress= must hand on every batch"):
+        explainer("bert/classify").explain(TEXTS, batch_size=1, progress=lambda batches: batches[:1])
+
+
+# --- read-outs
+
+
+def mean_pooled(config: Any) -> Any:
+    """A classifier whose name says BERT, and which reads the mean of all tokens."""
+
+    class MeanPooled(transformers.BertForSequenceClassification):
+        def forward(
+            self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, **more: Any
+        ) -> Any:
+            hidden = self.bert(input_ids, attention_mask, token_type_ids, **more).last_hidden_state
+            mask = attention_mask[..., None].to(hidden.dtype)
+            logits = self.classifier((hidden * mask).sum(1) / mask.sum(1))
+            return transformers.modeling_outputs.SequenceClassifierOutput(logits=logits)
+
+    return MeanPooled(config)
+
+
+def test_a_wrong_read_out_is_refused() -> None:
+    model, tok = text_model("bert")
+    pooled = mean_pooled(model.config).double().eval()
+    pooled.load_state_dict(model.state_dict())
+    for method in ("generic", "rollout"):
+        with pytest.raises(Refusal, match="taken to be 'first'"):
+            clearhead.load(pooled, tok).explain(TEXTS[0], method)
+    right = clearhead.load(pooled, tok, readout="mean").explain(TEXTS[0])
+    assert right.certificate["readout"] == "mean" and right.certificate["readout_checked"]
+    for wrong in ("mean", "last", "patches"):  # more rows than count, and others than count
+        with pytest.raises(Refusal, match="taken to be"):
+            clearhead.load(model, tok, readout=wrong).explain(TEXTS[0])
+    with pytest.raises(InputError, match="unknown readout 'frist': did you mean 'first'"):
+        clearhead.load(model, tok, readout="frist").explain(TEXTS[0])
+
+
+def test_the_mean_leaves_hidden_tokens_out() -> None:
+    model, tok = text_model("modernbert", classifier_pooling="mean")
+    ex = clearhead.load(model, tok)
+    ids = torch.tensor([[tok.pad_token_id, 9, 10, 11]])
+    e = ex.explain({"input_ids": ids, "attention_mask": torch.tensor([[0, 1, 1, 1]])})
+    assert e.certificate["readout"] == "mean" and e.certificate["readout_checked"] and e.units.special[0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("GPT2", GPT2),
+        ("Llama", {**SMALL, "num_key_value_heads": 2}),
+        ("Qwen2", {**SMALL, "num_key_value_heads": 2}),
+        ("GPTNeoX", SMALL),
+        ("StableLm", {**SMALL, "num_key_value_heads": 4}),
+    ],
+)
+def test_decoders_read_their_last_token(architecture: str, settings: dict[str, Any]) -> None:
+    model, tok = classifier(architecture, **settings)
+    ex = clearhead.load(model, tok)
+    alone = [ex.explain(text, ["generic", "input-x-gradient"]) for text in TEXTS]
+    together = ex.explain(TEXTS, ["generic", "input-x-gradient"], batch_size=3)
+    for i, one in enumerate(alone):
+        assert one["generic"].certificate["readout"] == "last" and one["generic"].certificate["readout_checked"]
+        for method, e in one.items():
+            assert e.scores == pytest.approx(together[method][i].scores, abs=1e-6), method
+        assert one["generic"].prediction["top"][0]["logit"] == pytest.approx(
+            together["generic"][i].prediction["top"][0]["logit"], abs=1e-6
+        )
+
+
+def test_the_models_own_padding_counts() -> None:
+    model, tok = classifier("GPT2", **GPT2)
+    model.config.pad_token_id = tok.unk_token_id  # not the tokenizer's
+    ex = clearhead.load(model, tok)
+    for one, other in zip([ex.explain(text) for text in TEXTS], ex.explain(TEXTS), strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-9)
+    # A text that ends with the padding token is read before it, as the model does.
+    e = ex.explain({"input_ids": torch.tensor([[9, 10, 11, tok.unk_token_id]]), "attention_mask": torch.ones(1, 4)})
+    assert e.certificate["readout_checked"] and len(e) == 4
+
+
+def test_decoders_without_padding() -> None:
+    model, tok = classifier("GPT2", **GPT2)
+    model.config.pad_token_id = None
+    ex = clearhead.load(model, tok)
+    with pytest.raises(InputError, match=r"set model\.config\.pad_token_id"):
+        ex.explain(TEXTS)
+    assert len(ex.explain(TEXTS, batch_size=1)) == 3
+
+
+# --- models that would be explained wrongly
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "Bart": (
+        {
+            **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
+            **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "bos_token_id": 0, "eos_token_id": 2},
+        },
+        "encoder–decoder",
+    ),
+    "T5": (
+        {"d_model": 32, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 32, "eos_token_id": 2},
+        "encoder–decoder",
+    ),
+    "XLNet": ({"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32}, "a copy beside its computation"),
+    "BigBird": (SMALL, "sparse blocks"),
+    "Nystromformer": (SMALL, "landmarks"),
+    "Canine": (SMALL, "no table of word embeddings"),
+    "IBert": (SMALL, "whole numbers"),
+    "CTRL": ({"n_embd": 32, "n_layer": 1, "n_head": 4, "dff": 32}, "in place"),
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_what_would_be_wrong_is_refused(architecture: str) -> None:
+    settings, message = REFUSED[architecture]
+    with pytest.raises(Refusal, match=message):
+        clearhead.load(*classifier(architecture, **settings))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("Funnel", {"d_model": 32, "block_sizes": [1, 1], "n_head": 4, "d_head": 8, "d_inner": 48}),
+        ("Longformer", {**SMALL, "attention_window": [4, 4]}),
+        ("FNet", {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 70}),
+    ],
+)
+def test_attention_that_does_not_run_over_the_units_is_refused(architecture: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match=r"does not run over its|no attention call|no map of its attention"):
+        clearhead.load(*classifier(architecture, **settings)).explain(TEXTS[0])
+
+
+def test_an_encoder_without_a_head() -> None:
+    model, tok = text_model("bert", "Model")
+    ex = clearhead.load(model, tok)
+    with pytest.raises(InputError, match="has no classes"):
+        ex.explain(TEXTS[0])
+    e = ex.explain(TEXTS[0], "input-x-gradient", target=lambda output: output.last_hidden_state[:, 0, 0])
+    assert e.prediction == {} and e.target["kind"] == "callable" and not e.certificate["readout_checked"]
+
+
+# --- model inputs in place of a text
+
+
+def test_model_inputs_give_what_the_text_gives() -> None:
+    for name in ("bert", "roberta", "albert"):
+        model, tok = text_model(name)
+        ex = clearhead.load(model, tok)
+        alone = ex.explain(TEXTS)
+        batch = ex.explain(tok(TEXTS, padding=True, return_tensors="pt"))
+        for one, other in zip(alone, batch, strict=True):
+            assert one.tokens == other.tokens and one.units.special == other.units.special
+            assert one.scores == pytest.approx(other.scores, abs=1e-9)
+            if name != "bert" or "'" not in one.units.texts[0]:  # WordPiece forgets the spaces around an apostrophe
+                assert [w.lower() for w in one.words().tokens] == [w.lower() for w in other.words().tokens]
+
+
+def test_model_inputs_of_a_pair_have_two_texts() -> None:
+    model, tok = text_model("roberta")
+    e = clearhead.load(model, tok).explain(dict(tok(*PAIR, return_tensors="pt")))
+    assert e.units.texts == PAIR and e.words().tokens[-4:-1] == ["hates", "the", "book"]
+
+
+def test_model_inputs_without_a_processor() -> None:
+    model, tok = text_model("bert")
+    ex = clearhead.load(model)
+    ids = tok(TEXTS[0], return_tensors="pt")["input_ids"]
+    e = ex.explain({"input_ids": ids})
+    assert e.tokens == [str(i) for i in range(ids.shape[1])] and not any(e.units.special)
+    names = tok.convert_ids_to_tokens(ids[0])
+    named = ex.explain({"input_ids": ids}, tokens=names)
+    assert named.tokens == names and named.scores == pytest.approx(e.scores)
+    assert "movie" in named.words().tokens
+    embeds = model.get_input_embeddings()(ids).detach()
+    by_vectors = ex.explain({"inputs_embeds": embeds}, ["generic", "input-x-gradient"])
+    assert by_vectors["generic"].scores == pytest.approx(e.scores)
+    assert by_vectors["input-x-gradient"].scores == pytest.approx(
+        ex.explain({"input_ids": ids}, "input-x-gradient").scores
+    )
+    with pytest.raises(InputError, match="without a tokenizer"):
+        ex.explain("text")
+
+
+def test_several_model_inputs_in_lists() -> None:
+    ex = clearhead.load(text_model("bert")[0])
+    first, second = {"input_ids": [[5, 6, 7]]}, {"input_ids": torch.tensor([[5, 6], [8, 9]])}
+    assert [len(e) for e in ex.explain([first, second])] == [3, 2, 2]
+    assert isinstance(ex.explain(second), list) and not isinstance(ex.explain(first), list)
+    es = ex.explain([first, first], tokens=[["a", "b", "c"], ["d", "e", "f"]])
+    assert [e.tokens for e in es] == [["a", "b", "c"], ["d", "e", "f"]]
+    assert [e.tokens for e in ex.explain(second, tokens=[["a", "b"], ["c", "d"]])] == [["a", "b"], ["c", "d"]]
+    with pytest.raises(InputError, match="give a list of lists"):
+        ex.explain([first, first], tokens=["a", "b", "c"])
+    with pytest.raises(InputError, match="names the units of 1 inputs, but there are 2"):
+        ex.explain(second, tokens=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, "hold nothing"),
+        ({"attention_mask": torch.ones(1, 2)}, "but hold attention_mask"),
+        ({"input_ids": torch.tensor([5, 6])}, "must be batch × token"),
+        ({"input_ids": torch.ones(1, 2, 2).long()}, "must be batch × token"),
+        ({"input_ids": torch.ones(1, 0).long()}, "must be batch × token"),
+        ({"input_ids": torch.ones(0, 3).long()}, "batch axis"),
+        ({"input_ids": torch.tensor(5)}, "batch axis"),
+        ({"input_ids": "text"}, "must be tensors"),
+        ({"input_ids": [[1, 2], [3]]}, "must be tensors"),
+        ({"input_ids": torch.ones(1, 3)}, "whole numbers"),
+        ({"input_ids": torch.full((1, 3), 99999)}, "whole numbers from 0"),
+        ({"input_ids": torch.full((1, 3), -1)}, "whole numbers from 0"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)}, "must have the 3 tokens"),
+        ({"input_ids": torch.ones(1, 3).long(), "attention_mask": torch.ones(2, 3)}, "agree in their batch axis"),
+        ({"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.zeros(1, 3)}, "hides every token"),
+        ({"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 32)}, "either"),
+        ({"input_ids": torch.ones(1, 3).long(), "colour": torch.ones(1, 3)}, "takes no colour"),
+        ({"inputs_embeds": torch.ones(1, 3, 31)}, "32 wide, not 31"),
+        ({"inputs_embeds": torch.ones(1, 3)}, "token × width"),
+        ({"input_ids": torch.ones(1, 71).long()}, "more than the model takes"),
+    ],
+)
+def test_model_inputs_that_do_not_fit(raw: Any, message: str) -> None:
+    ex = clearhead.load(text_model("bert")[0])
+    with pytest.raises(InputError, match=message):
+        ex.explain(raw)
+
+
+# --- slow tokenizers
+
+
+def test_a_tokenizer_without_offsets() -> None:
+    from tests.test_units import sentencepiece
+
+    tok = sentencepiece("slow")
+    assert not tok.is_fast
+    model, _ = text_model("bert", vocab_size=len(tok), pad_token_id=tok.pad_token_id)
+    ex = clearhead.load(model, tok)
+    e = ex.explain("I like the wonderful movie, isn't it?")
+    assert e.units.offsets is not None
+    assert [name for name in e.words().tokens if name not in ("<s>", "</s>")] == [
+        *("I", "like", "the", "wonderful", "movie", ",", "isn't", "it", "?"),
+    ]
+    # Cut off, the places cannot be told for sure: words go by the pieces' own marks.
+    assert len(ex.explain("I like the wonderful movie", max_length=6).words()) < 6
+
+
+# --- masked language models
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_the_masked_position_is_found(name: str) -> None:
+    model, tok = text_model(name, "ForMaskedLM")
+    ex = clearhead.load(model, tok)
+    for text in (f"I like the {tok.mask_token}.", f"{tok.mask_token} is so boring"):
+        e = ex.explain(text)
+        place = e.tokens.index(tok.mask_token)
+        assert not e.units.special[place] and e.certificate["readout"] == "mask" and e.certificate["readout_checked"]
+        ids = torch.tensor([tok(text)["input_ids"]])
+        logits = model(ids).logits[0, place]
+        assert e.prediction["index"] == int(logits.argmax())
+        assert e.target["value"] == pytest.approx(logits.max().item(), abs=1e-6)
+        assert len(e.prediction["top"]) == 5
+
+
+def test_several_masks_must_be_chosen_from() -> None:
+    ex = explainer("bert/mask")
+    text = "I [MASK] the [MASK]"
+    with pytest.raises(InputError, match="2 masked positions: choose one"):
+        ex.explain(text)
+    first, second = (ex.explain(text, target=MaskedWord(mask=mask)) for mask in (0, 1))
+    assert first.target["value"] != second.target["value"]
+    assert ex.explain(text, target=MaskedWord(mask=-1)).scores == pytest.approx(second.scores)
+    assert ex.explain(text, "cat", target=Contrast("the", "is", mask=1)).target["kind"] == "contrast"
+    for wrong in (2, -3):
+        with pytest.raises(InputError, match="has 2 masked positions"):
+            ex.explain(text, target=MaskedWord(mask=wrong))
+    own = ex.explain(text, "input-x-gradient", target=lambda output: output.logits[:, 2, 7])
+    assert own.target["kind"] == "callable"
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert"])
+def test_words_as_targets(name: str) -> None:
+    model, tok = text_model(name, "ForMaskedLM")
+    ex = clearhead.load(model, tok)
+    text = f"I like {tok.mask_token}"
+    vocab = tok.get_vocab()
+    mark = {"bert": "", "roberta": "Ġ", "albert": "▁"}[name]
+    word = next(
+        w for w in ("the", "is", "it", "and", "boring") if (mark + w in vocab and w in vocab) or mark + w in vocab
+    )
+    for given in (word, f" {word}" if name == "roberta" else word, MaskedWord(word), vocab[mark + word]):
+        assert ex.explain(text, target=given).target["index"] == vocab[mark + word]
+    assert ex.explain(text, target=word).target["name"] == word
+    both = ex.explain(text, "input-x-gradient", target=Contrast(word, vocab[mark + word] + 1), scale="log-odds")
+    assert both.target["scale"] == "log-odds"
+    with pytest.raises(InputError, match="is not one word of the vocabulary"):
+        ex.explain(text, target="incomprehensibilities")
+    with pytest.raises(InputError, match="does not exist: the vocabulary has"):
+        ex.explain(text, target=10**6)
+
+
+def test_a_piece_by_its_own_name() -> None:
+    ex = explainer("bert/mask")
+    piece = next(name for name in tokenizer("wordpiece").get_vocab() if name.startswith("##"))
+    assert ex.explain("so [MASK]", target=piece).target["index"] == tokenizer("wordpiece").get_vocab()[piece]
+    ex = explainer("roberta/mask")
+    half = tokenizer("bytes").get_vocab()["Ã"]  # half a character still has a name
+    assert ex.explain("so <mask>", target=half).target["name"] == "Ã"
+
+
+def test_masks_that_are_not_there() -> None:
+    ex = explainer("bert/mask")
+    with pytest.raises(InputError, match=r"put \[MASK\] where the model should guess"):
+        ex.explain("no mask")
+    with pytest.raises(InputError, match="cut off, the masked one may be among them"):
+        ex.explain("so boring a film and so [MASK]", max_length=5)
+    with pytest.raises(InputError, match="give input_ids"):
+        ex.explain({"inputs_embeds": torch.ones(1, 3, 32)})
+    alone = clearhead.load(text_model("bert", "ForMaskedLM")[0])
+    with pytest.raises(InputError, match="load the tokenizer"):
+        alone.explain({"input_ids": torch.tensor([[5, 6]])})
+    with pytest.raises(InputError, match="no masked position"):
+        ex.explain({"input_ids": torch.tensor([[5, 6]])})
+
+
+class Watched:
+    """A tokenizer that notices two threads in it at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.__dict__.update(tokenizer=tokenizer, inside=0, overlaps=0)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.tokenizer, name)
+        return self._watched(found) if callable(found) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.tokenizer, name, value)
+
+    def __call__(self, *given: Any, **how: Any) -> Any:
+        return self._watched(self.tokenizer)(*given, **how)
+
+    def _watched(self, function: Any) -> Any:
+        def call(*given: Any, **how: Any) -> Any:
+            state = self.__dict__
+            state["overlaps"] += state["inside"] > 0
+            state["inside"] += 1
+            time.sleep(1e-4)  # another thread comes in now, if it can
+            try:
+                return function(*given, **how)
+            finally:
+                state["inside"] -= 1
+
+        return call
+
+
+def test_threads_do_not_undo_each_others_truncation() -> None:
+    ex = explainer("bert/mask")
+    ex.explain("I [MASK] it.")
+    watched = ex.subject.processor = Watched(ex.subject.processor)
+    long = "the [MASK] " + "boring book " * 20
+    stop = threading.Event()
+
+    def words() -> None:
+        while not stop.is_set():
+            assert ex.subject.label_name(ex.subject.label_index("book")) == "book"
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(words)
+        lengths = {len(ex.explain(long, max_length=12)) for _ in range(15)}
+        stop.set()
+        other.result()
+    assert lengths == {12} and watched.__dict__["overlaps"] == 0
+
+
+def test_max_length_may_be_any_whole_number() -> None:
+    ex = explainer("bert/classify")
+    assert len(ex.explain(TEXTS[1], max_length=np.int64(6))) == 6
+    for wrong in (True, 6.0, 0, np.int64(0), "6"):
+        with pytest.raises(InputError, match=r"max_length=.* is not possible"):
+            ex.explain(TEXTS[1], max_length=wrong)  # type: ignore[arg-type]
+
+
+def test_the_padding_of_a_nested_configuration():
+    """Gemma 3 has its padding's id in the part of its configuration that is about texts."""
+    text = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "initializer_range": 0.3}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 8, "patch_size": 4}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, num_labels=3)
+    torch.manual_seed(0)
+    ex = clearhead.load(transformers.Gemma3ForSequenceClassification(config).double().eval())
+    short, long = {"input_ids": torch.tensor([[5, 6, 7, 8]])}, {"input_ids": torch.arange(9, 16)[None]}
+    alone, batched = ex.explain(short, target=1), ex.explain([short, long], target=1)[0]
+    assert np.allclose(batched.scores, alone.scores, rtol=1e-5)
+    assert np.isclose(batched.target["value"], alone.target["value"], rtol=1e-5)

@@ -1,0 +1,218 @@
+"""Adapters that are not merged: methods by rules give the scores of the merged model, and leave the model as it was."""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+import clearhead
+from clearhead import Method, Refusal
+from clearhead.backward_rules.mode import Rules
+from clearhead.capture.session import hooks
+from tests import models
+from tests.adapters.test_decoder import WORDS, made
+from tests.invariants import model_snapshot
+
+peft = pytest.importorskip("peft")
+
+#: Every method by rules with each choice of rules, and input × gradient, which shows where the graph starts.
+METHODS = [
+    *(Method(name, rules="ours") for name in ("lrp", "partial-lrp", "transformer-attribution")),
+    *(Method(name, rules="orig") for name in ("lrp", "partial-lrp", "transformer-attribution")),
+    Method("lrp", positions=True),
+    Method("transformer-attribution", normalise=True),
+    *map(Method, ("attn-lrp", "deeplift", "deeplift-shap", "input-x-gradient")),
+]
+BERT = ["query", "key", "value", "dense"]
+
+
+def loaded(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any, Any]:
+    """A tiny model, its processor, and an input."""
+    if name == "vit":
+        return (*models.image_model(name, dtype), models.inputs("vit/image")[0])
+    if name in ("llama", "gpt2"):
+        return made(name, dtype), WORDS, "I like the movie"
+    return (*models.text_model(name, dtype=dtype), models.TEXTS[1])
+
+
+def randomised(model: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """The model with adapters that are all random: by default half of each is zero."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2)
+    return model.to(dtype).eval()
+
+
+def adapted(
+    name: str, target: list[str] | str, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Any, Any, Any]:
+    model, processor, raw = loaded(name, dtype)
+    settings = {"r": 2, "lora_alpha": 4, "lora_dropout": 0.1, "target_modules": target, **options}
+    return randomised(peft.get_peft_model(model, peft.LoraConfig(**settings)), dtype), processor, raw
+
+
+def assert_as_merged(model: Any, processor: Any, raw: Any, methods: list[Method] = METHODS) -> None:
+    merged = copy.deepcopy(model).merge_and_unload()
+    before = model_snapshot.of_model(model)
+    found = clearhead.load(model, processor).explain(raw, methods)
+    assert model_snapshot.changes(before, model_snapshot.of_model(model)) == []
+    expected = clearhead.load(merged, processor).explain(raw, methods)
+    for method, explanation in found.items():
+        scores = expected[method].scores
+        assert np.abs(explanation.scores - scores).max() <= 1e-9 * np.abs(scores).max(), method
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    [
+        ("bert", ["query", "value"], {}),
+        ("bert", BERT, {"use_rslora": True, "lora_bias": True}),
+        ("bert", BERT, {"use_dora": True}),
+        ("bert", ["query", "word_embeddings", "position_embeddings"], {}),
+        ("bert", ["query"], {"trainable_token_indices": {"word_embeddings": [75, 95]}}),
+        ("bert", ["query"], {"modules_to_save": ["classifier"]}),
+        ("vit", "all-linear", {}),
+        ("vit", ["projection"], {}),
+        ("llama", "all-linear", {}),
+        ("gpt2", ["c_attn", "c_proj", "c_fc"], {"fan_in_fan_out": True}),
+    ],
+)
+def test_lora_is_explained_as_its_merged_model(name: str, target: list[str] | str, options: dict[str, Any]) -> None:
+    """Linear maps, GPT-2's transposed ones, the convolution of patches, and tables of words."""
+    assert_as_merged(*adapted(name, target, **options))
+
+
+def test_several_adapters_are_explained_as_their_merged_model() -> None:
+    model, words, text = adapted("bert", BERT)
+    model.add_adapter("second", peft.LoraConfig(r=3, target_modules=["query", "key"]))
+    model.add_adapter("idle", peft.LoraConfig(r=3, target_modules=["query", "key"]))
+    model.base_model.set_adapter(["default", "second"])
+    assert_as_merged(randomised(model), words, text)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: peft.IA3Config(target_modules=["key", "value", "output.dense"], feedforward_modules=["output.dense"]),
+        lambda: peft.LoHaConfig(target_modules=BERT, r=2),
+        lambda: peft.LoKrConfig(target_modules=BERT, r=2),
+        lambda: peft.OFTConfig(target_modules=BERT, oft_block_size=4),
+    ],
+    ids=["ia3", "loha", "lokr", "oft"],
+)
+def test_other_adapters_are_explained_as_their_merged_model(config: Callable[[], Any]) -> None:
+    model, words, text = loaded("bert")
+    assert_as_merged(randomised(peft.get_peft_model(model, config())), words, text, METHODS[:6])
+
+
+def test_a_profile_is_explained_as_with_the_merged_model() -> None:
+    model, words, text = adapted("bert", BERT)
+    merged = copy.deepcopy(model).merge_and_unload()
+    for profile in ("te_bert_notebook", "te_bert_eraser"):
+        found, expected = (
+            clearhead.load(one, words).explain(text, "transformer-attribution", profile=profile).scores
+            for one in (model, merged)
+        )
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_are_merged_in_float32_at_least(dtype: torch.dtype) -> None:
+    """The map of base and adapter is what the model computes, not what half precision rounds it to."""
+    model, words, text = adapted("bert", BERT, dtype)
+    exact = copy.deepcopy(model).double()
+    found, expected = (clearhead.load(one, words).explain(text, "lrp", target=1).scores for one in (model, exact))
+    assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
+
+
+def test_merged_and_disabled_adapters_are_left_as_they_are() -> None:
+    model, words, text = adapted("bert", BERT)
+    plain = clearhead.load(loaded("bert")[0], words).explain(text, "lrp").scores
+    ex = clearhead.load(model, words)
+    unmerged = ex.explain(text, "lrp").scores
+    assert np.abs(unmerged - plain).max() > 1e-3
+    with model.disable_adapter():
+        assert np.array_equal(ex.explain(text, "lrp").scores, plain)
+    model.merge_adapter()
+    assert np.array_equal(ex.explain(text, "lrp").scores, unmerged)
+
+
+def test_adapters_that_cannot_be_merged_are_refused_until_they_are_disabled() -> None:
+    """A bias of the adapter alone, which peft does not merge. Rules that are linear need no merging."""
+    model, words, text = adapted("llama", ["q_proj", "v_proj"], lora_bias=True)
+    ex = clearhead.load(model, words)
+    why_not = {line.name: line.why_not for line in ex.methods()}
+    assert "q_proj (lora.layer.Linear) cannot be merged into one linear map with the layer" in why_not["lrp"]
+    assert not why_not["attn-lrp"] and not why_not["deeplift"]
+    with pytest.raises(Refusal, match=r"lrp cannot explain .* disable the adapters, or choose attn-lrp"):
+        ex.explain(text, "lrp")
+    with model.disable_adapter():
+        assert np.abs(ex.explain(text, "lrp").scores).max() > 0
+
+
+def test_offloaded_and_quantised_layers_are_refused() -> None:
+    model, words, text = adapted("bert", ["query"])
+    ex = clearhead.load(model, words)
+    ex.explain(text, "attention")
+    layer = next(part for name, part in model.named_modules() if name.endswith("query"))
+    weight = layer.base_layer.weight
+    layer.base_layer.weight = nn.Parameter(weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(Refusal, match="its weights are quantised"):
+        ex.explain(text, "lrp")
+    layer.base_layer.weight = nn.Parameter(weight.to("meta"))
+    with pytest.raises(Refusal, match="its weights are offloaded"):
+        ex.explain(text, "lrp")
+
+
+def test_hooks_on_an_adapted_layer_are_called_as_ever() -> None:
+    """One that changes the output changes the model, and what is explained."""
+    model, words, text = adapted("bert", ["query", "value"])
+    merged = copy.deepcopy(model).merge_and_unload()
+    seen = []
+
+    def steer(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.shape)
+        return output + 0.5
+
+    def steered(one: Any) -> np.ndarray:
+        layers = [part for name, part in one.named_modules() if name.endswith("value")]
+        with hooks([layer.register_forward_hook(steer) for layer in layers]):
+            return clearhead.load(one, words).explain(text, "lrp").scores
+
+    found = steered(model)
+    assert seen
+    assert found == pytest.approx(steered(merged), abs=1e-9)
+    assert np.abs(found - clearhead.load(model, words).explain(text, "lrp").scores).max() > 1e-6
+
+
+def test_passes_of_other_threads_are_not_changed() -> None:
+    model, words, text = adapted("bert", BERT)
+    inputs = words(text, return_tensors="pt")
+    vectors = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    gradients: list[torch.Tensor] = []
+
+    def differentiate() -> None:
+        start = vectors.clone().requires_grad_()
+        output = model(inputs_embeds=start, attention_mask=inputs["attention_mask"])
+        gradients.append(torch.autograd.grad(output.logits.sum(), start)[0])
+
+    differentiate()
+
+    def elsewhere(module: nn.Module, args: Any) -> None:
+        under_rules = any(isinstance(mode, Rules) for mode in _get_current_function_mode_stack())
+        if under_rules and len(gradients) == 1:
+            thread = threading.Thread(target=differentiate)
+            thread.start()
+            thread.join()
+
+    with hooks([model.base_model.model.bert.encoder.register_forward_pre_hook(elsewhere)]):
+        clearhead.load(model, words).explain(text, "lrp")
+    assert len(gradients) == 2 and torch.equal(*gradients)

@@ -1,0 +1,26 @@
+"""Answers among the highest scores: counted as one would by hand."""
+
+import numpy as np
+import pytest
+
+from clearhead.bench.data import Characters, Example
+from clearhead.bench.protocols.answer_recall import Answers
+from clearhead.explanation.explanation import Explanation
+from clearhead.units import Units
+
+TEXT = "w0 w1 w2 w3 w4 w5"
+
+
+def explanation(scores: list[float]) -> Explanation:
+    names = ("[CLS]", *TEXT.split())
+    offsets = ((0, 0), *((3 * i, 3 * i + 2) for i in range(6)))
+    units = Units("text", "token", names, (True, *(False,) * 6), (TEXT,), (0,) * 7, offsets)
+    return Explanation(units, np.array([99.0, *scores]), "m", {}, {})
+
+
+def test_tokens_of_the_answer_among_the_first() -> None:
+    example = Example("q", TEXT, None, ((Characters(6, 11),),))  # w2 and w3
+    (one,) = Answers(top=3).measure(None, [example], {"m": [explanation([6, 5, 4, 1, 2, 3])]})  # type: ignore[arg-type]
+    assert one.figures == pytest.approx({"found": 1, "perfect": 2, "share": 0.5, "chance": 0.5})
+    (one,) = Answers(top=1).measure(None, [example], {"m": [explanation([1, 2, 9, 8, 3, 4])]})  # type: ignore[arg-type]
+    assert one.figures["share"] == 1 and one.figures["perfect"] == 1

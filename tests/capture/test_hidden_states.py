@@ -1,0 +1,39 @@
+"""What comes out of each layer, with its gradient: the whole stream h^0 … h^L, on both ways of recording."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.models import explainer, inputs
+
+SUBJECTS = ["bert/classify", "albert/classify", "modernbert/mask", "deberta/classify", "vit/image", "dinov2/image"]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_what_comes_out_of_a_layer_goes_into_the_next(subject):
+    tape = explainer(subject).record(inputs(subject), ("block_input_gradient", "hidden_state_gradient"))
+    for below, above in zip(tape.calls[:-1], tape.calls[1:], strict=True):
+        torch.testing.assert_close(below.hidden_state, above.block_input, rtol=0, atol=0)
+        torch.testing.assert_close(below.hidden_state_gradient, above.block_input_gradient, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("subject", ["bert/classify", "deberta/classify"])
+def test_the_last_hidden_state_is_the_models_own(subject):
+    """Its gradient lies at the pooled token alone (check 3 of the specification)."""
+    ex = explainer(subject)
+    raw = inputs(subject)[0]
+    last = ex.record(raw, "hidden_state_gradient").calls[-1]
+    model = copy.deepcopy(ex.subject.model)
+    given = {name: part[None] for name, part in ex.subject.samples(raw, how()).pop().inputs.items()}
+    real = model(**given, output_hidden_states=True)
+    torch.testing.assert_close(last.hidden_state, real.hidden_states[-1], rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad(real.logits.max(), real.hidden_states[-1])
+    torch.testing.assert_close(last.hidden_state_gradient, gradient, rtol=1e-9, atol=1e-12)
+    assert last.hidden_state_gradient[0].abs().sum(-1).nonzero().flatten().tolist() == [0]
+
+
+def how():
+    from clearhead.adapters import How
+
+    return How()

@@ -1,0 +1,151 @@
+"""Patches merged into regions of a picture, and scores merged by their sizes."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead
+from clearhead import Explanation, InputError
+from clearhead.render.reproduction import command, snippet
+from tests import dual_models, models
+
+
+@cache
+def picture() -> Explanation:
+    """4 × 4 patches of 4 × 4 pixels."""
+    return models.explainer("vit/image").explain(models.inputs("vit/image")[0], "input-x-gradient")
+
+
+def grid() -> np.ndarray:
+    return picture().heat_map()
+
+
+def test_rows_and_columns() -> None:
+    e = picture().regions((2, 2))
+    assert e.tokens == ["[CLS]", "0,0", "0,1", "1,0", "1,1"] and e.units.kind == "region"
+    assert e.scores[1] == pytest.approx(grid()[:2, :2].sum()) and e.scores[4] == pytest.approx(grid()[2:, 2:].sum())
+    assert e.scores[0] == picture().scores[0] and e.scores.sum() == pytest.approx(picture().scores.sum())
+    assert e.units.boxes == (None, (0, 0, 0.5, 0.5), (0.5, 0, 1, 0.5), (0, 0.5, 0.5, 1), (0.5, 0.5, 1, 1))
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_boxes_by_name(pixels: bool) -> None:
+    """The left half, and a strip that cuts patches in two; the rest is a region, too."""
+    size = 16 if pixels else 1
+    boxes = {"left": (0, 0, 0.5 * size, size), "strip": (0.5 * size, 0, size, 0.375 * size)}
+    e = picture().regions(boxes)
+    assert e.tokens == ["[CLS]", "left", "strip", "elsewhere"]
+    right = grid()[:, 2:]
+    strip = right[0].sum() + right[1].sum() / 2
+    assert e.scores[1:] == pytest.approx([grid()[:, :2].sum(), strip, right.sum() - strip])
+
+
+def test_what_lies_in_two_regions_counts_for_both() -> None:
+    e = picture().regions([(0, 0, 1, 0.5), (0, 0, 0.5, 0.5)])
+    assert e.tokens[1:] == ["region 0", "region 1", "elsewhere"]
+    assert e.scores[1:] == pytest.approx([grid()[:2].sum(), grid()[:2, :2].sum(), grid()[2:].sum()])
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_a_map(fine: bool) -> None:
+    """Of patches or of pixels; what is negative lies in no region."""
+    where = np.array([[0, 0, 3, 3], [0, -1, -1, 3], [0, -1, -1, 3], [0, 0, 3, 3]])
+    given = where.repeat(4, 0).repeat(4, 1) if fine else where
+    e = picture().regions(given)
+    assert e.tokens[1:] == ["region 0", "region 3", "elsewhere"]
+    assert e.scores[1:] == pytest.approx([grid()[where == number].sum() for number in (0, 3, -1)])
+    assert e.units.boxes is not None and e.units.boxes[3] == (0.25, 0.25, 0.75, 0.75)
+
+
+def test_every_part_is_merged() -> None:
+    ex = models.explainer("vit/image")
+    raw = models.inputs("vit/image")[0]
+    e = ex.explain(raw, "generic", per="head").regions((2, 2))
+    assert e.per_layer is not None and e.per_head is not None
+    assert e.per_layer.sum(0) == pytest.approx(e.scores) and e.per_head.sum((0, 1)) == pytest.approx(e.scores)
+    rolled = ex.explain(raw, "rollout", rows="all").regions((2, 2))
+    assert rolled.matrix is not None and rolled.matrix.shape == (5, 5)
+    assert rolled.matrix.sum(1) == pytest.approx(np.ones(5))
+
+
+def test_sizes_are_added_up() -> None:
+    e = picture().regions((2, 2), absolute=True)
+    assert e.scores[1] == pytest.approx(np.abs(grid()[:2, :2]).sum())
+    assert not e.signed and picture().signed
+    text = models.explainer("bert/classify").explain(models.TEXTS[1], "input-x-gradient")
+    _, parents = text.units.merged("word")
+    for absolute in (False, True):
+        words = text.words(absolute=absolute)
+        sizes = np.abs(text.scores) if absolute else text.scores
+        assert words.scores == pytest.approx([sizes[parents == i].sum() for i in range(len(words))])
+    assert text.words().scores.min() < 0 <= text.words(absolute=True).scores.min()
+    whole = text.sentences(absolute=True)
+    assert whole.scores[1] == pytest.approx(np.abs(text.scores[1:-1]).sum())
+    assert text.words(absolute=True).sentences().scores == pytest.approx(whole.scores)
+
+
+def test_a_data_set_by_sizes() -> None:
+    es = models.explainer("bert/classify").explain(models.TEXTS, "input-x-gradient")
+    for by in ("word", "position", "label"):
+        signed, sizes = (
+            clearhead.aggregate(es, by=by, absolute=absolute)  # type: ignore[arg-type]
+            for absolute in (False, True)
+        )
+        assert {row[0] for row in signed.rows} == {row[0] for row in sizes.rows}
+        inside = sum(float(np.abs(e.scores[e.units.drop_special()]).sum()) for e in es)
+        assert sum(row[1] for row in sizes.rows) == pytest.approx(inside)
+        assert sum(row[1] for row in signed.rows) < inside
+
+
+def test_the_picture_of_several_streams() -> None:
+    e = dual_models.explainer("clip").explain(text="So boring!", image=dual_models.pictures()[0])
+    merged = e.regions((1, 2))
+    assert merged["image"].units.kind == "region" and merged["text"] is e["text"]
+    assert merged["image"].scores.sum() == pytest.approx(e["image"].scores.sum())
+    assert merged.words(absolute=True)["text"].units.kind == "word"
+
+
+def test_saved_and_shown(tmp_path: Path) -> None:
+    e = picture().regions({"left": (0, 0, 0.5, 1)}, absolute=True)
+    assert clearhead.open_explanation(e.save(tmp_path / "e.safetensors")) == e
+    assert "left" in e.html() and e.plot("regions")
+    assert "e.regions(" in snippet(e) and command(e) is None
+    words = models.explainer("bert/classify").explain("So boring!").words(absolute=True)
+    assert ".words(absolute=True)" in snippet(words)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ((0, 2), r"regions must be \(rows, columns\), boxes"),
+        ("left", r"regions must be"),
+        ([], r"regions must be"),
+        ({"a": (0, 0, 1)}, r"regions must be"),
+        ({"a": (0.5, 0, 0.2, 1)}, r"the box of 'a' is \(0.5, 0, 0.2, 1\).* 16 × 16 pixels"),
+        ([(0, 0, 30, 10)], r"within the picture"),
+        (np.zeros((3, 3), dtype=int), r"16 × 16 pixels or its \(4, 4\), not 3 × 3"),
+        (np.full((4, 4), -1), r"says of no pixel"),
+        (np.zeros((4, 4)), r"regions must be"),
+    ],
+    ids=str,
+)
+def test_what_is_no_region(where: object, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        picture().regions(where)  # type: ignore[arg-type]
+
+
+def test_what_has_no_patches() -> None:
+    text = models.explainer("bert/classify").explain("So boring!")
+    with pytest.raises(InputError, match=r"only patches of a picture .* these units are tokens"):
+        text.regions((2, 2))
+    twice = picture().regions((2, 2))
+    with pytest.raises(InputError, match="these units are regions"):
+        twice.regions((1, 1))
+
+
+def test_without_the_picture_a_patch_is_divided_all_the_same() -> None:
+    e = replace(picture(), picture=None).regions([(0, 0, 1, 0.375)])
+    assert e.scores[1] == pytest.approx(grid()[0].sum() + grid()[1].sum() / 2)

@@ -1,0 +1,127 @@
+"""Partial LRP, Transformer Attribution and Generic Attention by relevance where streams look at each other: authors'
+numbers for LXMERT, VisualBERT and DETR, and the laws."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead import Method
+from tests import dual_models, joint_models
+from tests.adapters.test_cross_attention import CASES, DATA, ORIGINALS, gap, given, published
+from tests.adapters.test_cross_attention import arrays as inputs_of
+from tests.adapters.test_decoder import Wide
+from tests.adapters.test_detection import TestAuthors as Detection
+
+LXMERT = {
+    "transformer_attr": "transformer-attribution",
+    "partial_lrp": "partial-lrp",
+    "ours_lrp": Method("generic", lrp=True),
+    "ours_nonorm_lrp": Method("generic", lrp=True, normalise=False),
+    "ours_noself10_lrp": Method("generic", lrp=True, within=False),
+}
+VISUAL_BERT = {
+    "transformer_att_ours": "transformer-attribution",
+    "transformer_att_orig": Method("transformer-attribution", rules="orig"),
+    "partial_lrp_ours": "partial-lrp",
+    "partial_lrp_orig": Method("partial-lrp", rules="orig"),
+}
+
+
+@cache
+def arrays(model: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / model / "relevance.npz") as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("model", ["lxmert", "visual_bert", "detr"])
+def test_copies_are_the_originals(model: str) -> None:
+    if not ORIGINALS.is_dir():
+        pytest.skip(f"{ORIGINALS} is absent: only the copies are here")
+    with np.load(ORIGINALS / model / "cases.npz") as file:
+        for key, copied in arrays(model).items():
+            np.testing.assert_array_equal(copied, file[key], err_msg=key)
+
+
+@CASES
+@pytest.mark.parametrize("theirs", LXMERT)
+def test_lxmert_gives_the_authors_scores(case: str, which: str, theirs: str) -> None:
+    target = int(arrays("lxmert")[f"{case}/{which}/target"])
+    e = published("lxmert").explain(given(case), LXMERT[theirs], target=target, profile="mm_lxmert")
+    for stream, matrix in (("text", "R_t_t"), ("regions", "R_t_i")):
+        assert gap(e[stream].scores, arrays("lxmert")[f"{case}/{which}/{theirs}/{matrix}"][0]) < 1e-6
+
+
+@CASES
+@pytest.mark.parametrize("theirs", VISUAL_BERT)
+def test_visual_bert_gives_the_authors_scores(case: str, which: str, theirs: str) -> None:
+    names = ("input_ids", "attention_mask", "visual_embeds", "visual_attention_mask", "visual_token_type_ids")
+    inputs = {name: torch.as_tensor(inputs_of("visual_bert")[f"{case}/{name}"]) for name in names}
+    target = int(arrays("visual_bert")[f"{case}/{which}/target"])
+    e = published("visual_bert").explain(inputs, VISUAL_BERT[theirs], target=target, profile="mm_visualbert")
+    ours = np.concatenate([e["text"].scores, e["regions"].scores])
+    assert gap(ours, arrays("visual_bert")[f"{case}/{which}/{theirs}"][0]) < 1e-9
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize("query", ["q0_pred", "q3_pred", "q5_c2"])
+def test_detr_gives_the_authors_scores(case: str, query: str) -> None:
+    """Of the last layer in which queries look at the picture."""
+    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
+    index, label = (int(arrays("detr")[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
+    known = {"transformer-attribution": "transformer_att", "partial-lrp": "partial_lrp"}
+    target = clearhead.Query(index, label)
+    with Wide():
+        found = Detection.explainer().explain(pixels, list(known), target=target, profile="mm_detr")
+    for method, theirs in known.items():
+        assert gap(found[method]["image"].scores, arrays("detr")[f"{case}/{query}/{theirs}/scores"]) < 1e-6
+
+
+@pytest.mark.parametrize("case", ["case0", "case1"])
+@pytest.mark.parametrize("query", ["q0_pred", "q3_pred", "q5_c2"])
+@pytest.mark.parametrize(
+    ("theirs", "options"),
+    [("ours_lrp", {}), ("ours_nonorm_lrp", {"normalise": False}), ("ours_noself10_lrp", {"within": False})],
+)
+def test_generic_by_relevance_on_detr(case: str, query: str, theirs: str, options: dict[str, bool]) -> None:
+    pixels = {"pixel_values": torch.as_tensor(Detection.arrays()[f"{case}/pixel_values"])}
+    with np.load(DATA / "detr" / "relevance.npz") as file:
+        expected = file[f"{case}/{query}/{theirs}/scores"]
+        index, label = (int(file[f"{case}/{query}/target_{part}"]) for part in ("index", "class"))
+    method = Method("generic", lrp=True, **options)
+    with Wide():
+        e = Detection.explainer().explain(pixels, method, target=clearhead.Query(index, label), profile="mm_detr")
+    assert gap(e["image"].scores, expected) < 1e-6
+
+
+METHODS: list[Any] = ["partial-lrp", "transformer-attribution", "lrp", "attn-lrp", Method("generic", lrp=True)]
+
+
+@pytest.mark.parametrize("name", ["lxmert", "blip", "bridge_tower"])
+def test_batched_is_single(name: str) -> None:
+    """Texts and numbers of regions of different lengths, in one padded batch."""
+    ex, many = joint_models.explainer(name), joint_models.inputs(name)
+    together = ex.explain(**joint_models.together(many), method=METHODS)
+    for i, one in enumerate(many):
+        for method, alone in ex.explain(**one, method=METHODS).items():
+            for stream in alone.streams:
+                assert np.abs(alone[stream].scores).max() > 1e-9
+                assert gap(together[method][i][stream].scores, alone[stream].scores) < 1e-7, (method, stream)
+
+
+def test_relevance_arrives_at_both_streams() -> None:
+    """One at the target; all of it arrives, but for what the boxes of regions take, which are no features of theirs."""
+    e = joint_models.explainer("lxmert").explain(**joint_models.inputs("lxmert")[0], method="lrp")
+    text, regions = (e[stream].scores.sum() for stream in ("text", "regions"))
+    assert 0.9 < text + regions < 1.1
+    assert min(text, regions) > 0.1
+
+
+def test_a_cosine_gives_half_to_each_input() -> None:
+    """A product of two: text and picture get one half each."""
+    e = dual_models.explainer("siglip").explain(text="I like the movie.", image=dual_models.pictures()[0], method="lrp")
+    assert e["text"].scores.sum() == pytest.approx(0.5, abs=1e-6)
+    assert e["image"].scores.sum() == pytest.approx(0.5, abs=1e-6)

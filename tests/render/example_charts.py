@@ -1,0 +1,92 @@
+"""Plots of numbers that were made up: every probe that has some, and every kind of plot."""
+
+from typing import Any
+
+import numpy as np
+
+from clearhead.concepts.significance import Tested
+from clearhead.probes.probe_result import Finding, ProbeResult
+from clearhead.render import charts, view_model
+from clearhead.render.array_codec import packed
+from clearhead.render.report_blocks import panel, section
+from clearhead.render.views import code, concepts
+from clearhead.stats import Interval
+from clearhead.studies.code.permutation_tests import differences
+from tests.studies.test_error_detector import measured
+
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+def result(probe: str, lines: list[dict[str, Any]], **tables: Any) -> ProbeResult:
+    found = [Finding("a figure", Interval(0.5, 0.4, 0.6, len(lines)), "what it is")]
+    return ProbeResult(probe, "some/model", {"seed": 0}, lines, found, "So it is.", tables)
+
+
+def probes(count: int = 40) -> dict[str, ProbeResult]:
+    """By kind."""
+    rng = np.random.default_rng(0)
+
+    def lines(*columns: str, top: float = 1.0) -> list[dict[str, Any]]:
+        return [{name: float(rng.uniform(0, top)) for name in columns} for _ in range(count)]
+
+    answers = [{"prediction": ("yes", "no", NASTY)[i % 3]} for i in range(count)]
+    taus = ("τ(last row, gradient)", "τ(last row, left out)", "τ(gradient, left out)")
+    correlated = [
+        {**one, **dict.fromkeys(taus, 0.0)} | dict(zip(taus, 2 * rng.random(3) - 1, strict=True)) for one in answers
+    ]
+    correlated[0][taus[0]] = float("nan")
+    weights = {"tokens": ["[CLS]", NASTY, "film", "[SEP]"], "own weights": [0.1, 0.2, 0.6, 0.1]}
+    farthest = {"largest weight": 0.6, "JSD": 0.69, "attainable JSD": 0.69, "TVD": 0.01, "prediction": "yes"}
+    farthest |= {**weights, "other weights": [0.7, 0.1, 0.1, 0.1]}
+    points = [
+        *({"point": f"λ {at}", "strength": at, "TVD": 0.1 * at, "JSD": 0.2 + 0.1 * at} for at in range(4)),
+        {"point": "uniform", "strength": None, "TVD": 0.35, "JSD": 0.1},
+    ]
+    heads = [{"layer": layer, "head": head, "ablation": float(rng.random())} for layer in range(4) for head in range(6)]
+    pruning = {
+        measure: [{"silenced": n, "agreement": 1 - n / 30 * fall} for n in range(0, 25, 4)]
+        for measure, fall in (("gradient", 0.4), ("ablation", 0.2), ("random", 0.9))
+    }
+    skips = [{"layer": k, "flow": 0.5, "norm": 0.6 + 0.02 * k, "gradient": 0.4 + 0.04 * k} for k in range(6)]
+    return {
+        "permutation": result("permutation", lines("largest weight", "median TVD")),
+        "adversary": result("adversary", [*lines("largest weight", "JSD", "attainable JSD", top=0.65), farthest]),
+        "correlation": result("correlation", correlated),
+        "seeds": result("seeds", lines("largest weight", "median JSD", "median TVD", top=0.65)),
+        "frontier": result("frontier", points),
+        "heads": result("heads", heads, pruning=pruning),
+        "skips": result("skips", skips),
+    }
+
+
+def line(concept: str, layer: int, score: float, p: float, refused: str = "") -> Tested:
+    ends = {"low": score - 0.1, "high": min(1.0, score + 0.1), "sd": 0.1, "magnitude": 0.1, "strength": 0.2}
+    tests = {"effect": 1.0, "accuracy": 0.9, "p_random": p, "p_half": p, "p_uncorrected": p, "p": p, "corrected": p}
+    return Tested(concept, layer, score, **ends, **tests, runs=4, inputs=9, refused=refused)
+
+
+LINES = [
+    *(line("striped", layer, 0.7 + 0.05 * layer, 0.01) for layer in (1, 2, 3)),
+    *(line(NASTY, layer, 0.4, 0.5, "not told from random" if layer == 2 else "") for layer in (1, 2, 3)),
+]
+
+
+def every_plot() -> documents.Document:
+    """A page of all kinds of plots."""
+    own = measured(planted=1.5)
+    found = differences(np.log2(own.received), own.correct, own.lengths.astype(float), permutations=500)
+    rng = np.random.default_rng(0)
+    relative = {("a", "b"): 0.9, ("b", "a"): 0.1}
+    overlay = {"picture": None, "grid": [4, 4], "name": "input 1", "size": [4, 4]}
+    maps = [overlay | {"values": packed(rng.normal(size=16), 2.0)}]
+    ups = rng.random((2, 6))
+    lines = [charts.line(one, range(6), y, low=y - 0.1, high=y + 0.1) for one, y in zip(("a", NASTY), ups, strict=True)]
+    parts = [
+        panel(charts.curves("Lines with intervals", lines, "layer", "accuracy", level=charts.level(0.5, "chance"))),
+        panel(concepts.tcav_bars(LINES, "cat"), concepts.against(relative, 3)),
+        panel(*code.by_layer(own), note="Every head a point."),
+        panel(*code.p_maps(found, own.classes)),
+        panel(code.boxes(own), code.looking(own)),
+        panel(view_model.view("overlays", title="striped, layer 3", maps=maps)),
+    ]
+    return view_model.whole_page([section("Every kind of plot", *parts, note="Made up.")], "Plots")

@@ -1,0 +1,65 @@
+"""The renderer's files: what is served, and what is put into a page that stands alone."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from clearhead.render import bundle
+from clearhead.render.colours import DARK, LEVELS, LIGHT, NO_SCORE, hexed, of_level
+
+
+def test_every_file_is_there_and_no_other_is_given() -> None:
+    folder = files("clearhead.render") / "assets"
+    assert {file.name for file in folder.iterdir()} | {"palette.js"} == set(bundle.NAMES)
+    assert all(bundle.read(name) for name in bundle.NAMES)
+    assert bundle.media_type("clearhead.css") == "text/css" and bundle.media_type("dom.js") == "text/javascript"
+    for name in ("../html.py", "", "nothing.js", "/etc/passwd"):
+        with pytest.raises(KeyError):
+            bundle.read(name)
+
+
+def test_modules_import_what_others_export_and_come_after_them() -> None:
+    exported: dict[str, set[str]] = {}
+    for name in bundle.MODULES:
+        source = bundle.read(name).decode()
+        for names, other in re.findall(r'^import \{(.*?)\} from "\./([\w.]+)";', source, re.M):
+            assert other in exported, f"{name} imports {other}, which comes later"
+            assert {one.strip() for one in names.split(",")} <= exported[other], f"{name} imports from {other}"
+        assert len(re.findall("^import ", source, re.M)) == len(
+            re.findall(r'^import \{ [\w, ]+ \} from "\./', source, re.M)
+        )
+        exported[name] = set(re.findall(r"^export (?:async )?(?:const|function|class) (\w+)", source, re.M))
+
+
+def test_the_page_is_small() -> None:
+    assert sum(len(bundle.read(name)) for name in bundle.NAMES) < 150_000
+    assert len(bundle.script()) + len(bundle.style()) < 118_000
+    assert len(bundle.script(())) + len(bundle.style()) < 90_000
+
+
+def test_nothing_can_read_a_token_as_html_or_leave_the_page() -> None:
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "fetch(",
+        "XMLHttpRequest",
+        "import(",
+    ):
+        assert word not in bundle.script()
+    assert "</script" not in bundle.script().lower() and "http" not in bundle.script().replace(
+        "http://www.w3.org/2000/svg", ""
+    )
+
+
+def test_the_colours_are_those_of_the_terminal_and_the_figures() -> None:
+    source = bundle.read("palette.js").decode()
+    for theme, name in ((LIGHT, "LIGHT"), (DARK, "DARK")):
+        (listed,) = re.findall(rf"^export const {name} = \[(.*)\];", source, re.M)
+        colours = [part.strip(' "') for part in listed.split(",")]
+        for level in (-LEVELS, 0, 7, LEVELS, NO_SCORE):
+            assert colours[level + LEVELS] == hexed(of_level(level, theme))

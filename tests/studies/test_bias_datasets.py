@@ -1,0 +1,63 @@
+"""Published sentences, from tiny files in the layouts of the originals."""
+
+import pytest
+
+from clearhead.errors import InputError
+from clearhead.studies.gender.bias_datasets import read_source
+
+
+def test_crows_pairs(tmp_path):
+    file = tmp_path / "crows.csv"
+    file.write_text(
+        ",sent_more,sent_less,stereo_antistereo,bias_type\n"
+        '0,"She is a nurse, she said.","He is a nurse, he said.",stereo,gender\n'
+        "1,The poor are here.,The rich are here.,stereo,socioeconomic\n"
+        "2,A b c d.,A x y z.,stereo,gender\n"
+        "3,She is late.,She is late.,stereo,gender\n"
+        "4,Women can't drive.,Men can't drive at all.,stereo,gender\n"
+    )
+    (one,) = read_source("crows-pairs", file, "[MASK]")
+    assert one.text == "[MASK] is a nurse, [MASK] said." and one.words == ("she", "he") and one.filler is None
+
+
+def test_winobias_reads_both_versions(tmp_path):
+    pro, anti = tmp_path / "pro_stereotyped_type1.txt.dev", tmp_path / "anti_stereotyped_type1.txt.dev"
+    pro.write_text("1 [The cook] met the nurse because [he] was late.\n2 The cook met [the nurse] near [her] car.\n")
+    with pytest.raises(InputError, match=r"anti_stereotyped_type1.*which holds the other version"):
+        read_source("winobias", pro, "<mask>")
+    anti.write_text("1 [The cook] met the nurse because [she] was late.\n2 The cook met [the nurse] near [his] car.\n")
+    one, two = read_source("winobias", pro, "<mask>")
+    assert one.text == "The cook met the nurse because <mask> was late."
+    assert (one.filler, one.words, two.filler, two.words) == ("cook", ("he", "she"), "nurse", ("her", "his"))
+    with pytest.raises(InputError, match="its names begin with pro_stereotyped_"):
+        read_source("winobias", anti, "<mask>")
+
+
+def test_winogender_refers_to_the_occupation_or_to_the_other(tmp_path):
+    file = tmp_path / "all_sentences.tsv"
+    lines = [
+        f"cook.guest.{answer}.{gender}.txt\tThe cook told the guest that {word} was {what}."
+        for answer, what in ((0, "ready"), (1, "early"))
+        for gender, word in (("male", "he"), ("female", "she"), ("neutral", "they"))
+    ]
+    file.write_text("\n".join(["sentid\tsentence", *lines, "cook.someone.0.male.txt\tThe cook told someone.\n"]))
+    one, two = read_source("winogender", file, "[MASK]")
+    assert one.text == "The cook told the guest that [MASK] was ready." and one.words == ("he", "she")
+    assert (one.filler, two.filler) == ("cook", "guest")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("crows-pears", "", "unknown set of sentences 'crows-pears': did you mean 'crows-pairs'"),
+        ("crows-pairs", "a,b\n1,2\n", "has no column 'sent_more': it has a, b"),
+        ("crows-pairs", "sent_more,sent_less,bias_type\na b,a c,age\n", "unknown bias type 'gender'"),
+        ("winogender", "sentid\tsentence\nx\ty\n", "cannot be read as winogender"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, name, content, said):
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(InputError, match=said):
+        read_source(name, tmp_path / "file", "[MASK]")
+    with pytest.raises(InputError, match="there is no file"):
+        read_source("winobias", tmp_path / "none", "[MASK]")

@@ -1,0 +1,175 @@
+"""Syntax with the real tree-sitter, in all languages: classes, parts, masks, and the alignment of tokens."""
+
+import pytest
+
+from clearhead.adapters.base import How
+from clearhead.errors import InputError
+from clearhead.studies.code.syntax import GRAMMARS, align, functions, language_named, parse
+from tests.models import explainer
+
+#: Language → source, and lexemes of it in order with class and part.
+SOURCES = {
+    "python": (
+        '@cached\ndef f(a, b=1):\n    # note\n    if a > b:\n        return g(a, "x")\n    for i in xs:\n'
+        "        a += 1\n    return None\n",
+        "@ annotation declaration¦cached identifier declaration¦def keyword declaration¦f identifier declaration¦"
+        "( separator parameters¦1 number parameters¦# note comment comment¦if keyword condition¦> operator condition¦"
+        'return keyword return¦g identifier call¦" string call¦for keyword loop¦xs identifier loop¦'
+        "+= operator assignment¦return keyword return¦None constant return",
+    ),
+    "java": (
+        '@Override public int f(String b) { /* note */ if (b == null) { return g(b, "x"); } '
+        "for (int i = 0; i < 3; i++) { a += 1.5; } return true; }",
+        "@ annotation declaration¦public modifier declaration¦int type declaration¦String identifier parameters¦"
+        "/* note */ comment comment¦if keyword condition¦== operator condition¦null constant condition¦"
+        "return keyword return¦g identifier call¦x string call¦; separator return¦for keyword loop¦"
+        "= operator assignment¦< operator loop¦1.5 number assignment¦true constant return¦} separator declaration",
+    ),
+    "csharp": (
+        'public virtual int F(string b){// note\nif (b == null) { return G(b, "x"); } '
+        "foreach (var i in xs) { a += 1; } return new Foo(true); }",
+        "virtual modifier declaration¦int type declaration¦string type parameters¦// note comment comment¦"
+        "null constant condition¦G identifier call¦x string call¦foreach keyword loop¦xs identifier loop¦"
+        "1 number assignment¦new keyword call¦true constant call",
+    ),
+    "go": (
+        'package p\nfunc f(a int) (int, error) {\n\t// note\n\tif a > 1 { return g(a, "x"), nil }\n'
+        "\tfor i := 0; i < 3; i++ { a += 1 }\n\treturn a, nil\n}\n",
+        "package keyword import¦func keyword declaration¦a identifier parameters¦int type parameters¦error type "
+        "parameters¦// note comment comment¦"
+        "if keyword condition¦g identifier call¦x string call¦nil constant return¦for keyword loop¦:= operator "
+        "assignment¦< operator loop¦+= operator assignment¦return keyword return",
+    ),
+    "javascript": (
+        "function f(a, b = 1) { // note\n if (a > b) { return g(`t${a}`); } for (const i of xs) { a |= 1; } "
+        "throw undefined; }",
+        "function keyword declaration¦b identifier parameters¦1 number parameters¦// note comment comment¦"
+        "> operator condition¦g identifier call¦t string call¦a identifier call¦for keyword loop¦"
+        "|= operator assignment¦throw keyword exception¦undefined constant exception",
+    ),
+    "php": (
+        'function f($a) { // note\n if ($a > 1) { return g($a, "x"); } foreach ($xs as $i) { $a += 1; } return null; }',
+        "function keyword declaration¦$ identifier parameters¦a identifier parameters¦// note comment comment¦"
+        "if keyword condition¦1 number condition¦g identifier call¦x string call¦foreach keyword loop¦"
+        "xs identifier loop¦+= operator assignment¦null constant return",
+    ),
+    "ruby": (
+        'def f(a, b = 1)\n  # note\n  if a > b\n    return g(a, "x #{a}")\n  end\n  while true\n'
+        "    @x = nil\n  end\nend\n",
+        "def keyword declaration¦f identifier declaration¦b identifier parameters¦1 number parameters¦"
+        "# note comment comment¦if keyword condition¦> operator condition¦return keyword return¦g identifier call¦"
+        "x  string call¦while keyword loop¦true constant loop¦@x identifier assignment¦nil constant assignment¦"
+        "end keyword declaration",
+    ),
+}
+
+
+def expected(words):
+    """Text, class and part, a bar between lexemes; the text itself may hold spaces."""
+    return [tuple(line.rsplit(" ", 2)) for line in words.split("¦")]
+
+
+@pytest.mark.parametrize("language", GRAMMARS)
+def test_every_language_has_its_classes_and_parts(language):
+    text, words = SOURCES[language]
+    source = parse(text, language)
+    assert not source.broken
+    read = iter([(text[one.start : one.stop], one.kind, one.part) for one in source.lexemes])
+    for wanted in expected(words):
+        assert wanted in read, f"{wanted} is not among the lexemes of {language}, or not in this order"
+
+
+@pytest.mark.parametrize("language", GRAMMARS)
+def test_lexemes_cover_all_but_white_space_once(language):
+    text, _ = SOURCES[language]
+    covered = [0] * len(text)
+    for one in parse(text, language).lexemes:
+        for place in range(one.start, one.stop):
+            covered[place] += 1
+    assert all(count == 1 or sign.isspace() for count, sign in zip(covered, text, strict=True))
+    assert max(covered) == 1
+
+
+@pytest.mark.parametrize("language", ["java", "csharp", "javascript", "php"])
+def test_methods_without_their_class_are_read(language):
+    text = {
+        "java": "public Foo(int a) {this();b(a);}",
+        "csharp": "public Foo(int a): this(){B(a);}",
+        "javascript": "static foo(a) { return a; }",
+        "php": "public function foo($a) { return $a; }",
+    }[language]
+    source = parse(text, language)
+    assert not source.broken
+    first, word = source.lexemes[0], text.split()[0]
+    assert (text[first.start : first.stop], first.kind, first.part) == (word, "modifier", "declaration")
+    assert source.lexemes[-1].stop == len(text)
+
+
+def test_broken_text_is_said_to_be():
+    assert parse("public int f( {", "java").broken
+
+
+def test_docstrings_are_comments_and_other_strings_are_not():
+    text = 'def f():\n    """Say it."""\n    return "it"\n'
+    strings = {text[one.start : one.stop]: (one.kind, one.part) for one in parse(text, "python").lexemes}
+    assert strings["Say it."] == ("comment", "comment") and strings["it"] == ("string", "return")
+
+
+def test_functions_of_a_file():
+    java = "class A { int f(int a) { return a; } A() { this.x = 1; } }"
+    assert functions(java, "java") == ["int f(int a) { return a; }", "A() { this.x = 1; }"]
+    php = "<?php class A { public function f($a) { return $a; } }"
+    assert functions(php, "php") == ["public function f($a) { return $a; }"]
+    assert functions("class A\n  def f\n    1\n  end\nend\n", "ruby") == ["def f\n  1\nend"]
+    js = "const f = (a) => a + 1;\nlet x = 2;\nvar g = function () {};\nclass A { h() { return 1; } }\nfunction* k() {}"
+    own = ["const f = (a) => a + 1;", "var g = function () {};", "h() { return 1; }", "function* k() {}"]
+    assert functions(js, "javascript") == own
+
+
+def test_offsets_are_characters_not_bytes():
+    text = 'x = "naïve 😀" + y'
+    last = parse(text, "python").lexemes[-1]
+    assert text[last.start : last.stop] == "y"
+
+
+def test_unknown_language_is_one_clear_message():
+    with pytest.raises(InputError, match=r"unknown language 'pyton': did you mean 'python'.*csharp.*ruby"):
+        parse("x", "pyton")
+    assert [language_named(name) for name in ("C#", "js", "Go")] == ["csharp", "javascript", "go"]
+
+
+def test_a_mask_moves_what_follows_and_keeps_its_class():
+    text = "def f(a):\n    return a + total\n"
+    start = text.index("total")
+    source = parse(text, "python").masked(start, start + 5, "<mask>")
+    assert source.text == "def f(a):\n    return a + <mask>\n"
+    read = {source.text[one.start : one.stop]: one.kind for one in source.lexemes}
+    assert read["<mask>"] == "mask" and read["+"] == "operator" and read["return"] == "keyword"
+    inside = parse(text, "python").masked(start, start + 2, "<mask>")
+    assert [inside.text[one.start : one.stop] for one in inside.lexemes][-2:] == ["<mask>", "tal"]
+
+
+@pytest.mark.parametrize("name", ["roberta/mask", "bert/mask"])
+def test_tokens_are_what_most_of_their_characters_are(name):
+    ex = explainer(name)
+    mask = ex.subject.processor.mask_token
+    text = f"if so:\n    {mask} (he)"
+    source = parse("if so:\n    book (he)", "python").masked(11, 15, mask)
+    (sample,) = ex.subject.samples(text, How())
+    reading = align(sample.units, [source])
+    assert reading.kinds[0] == reading.kinds[-1] == "special" and reading.kinds.count("mask") == 1
+    spans = zip(sample.units.offsets, reading.kinds, strict=True)
+    found = {text[a:b].strip(): kind for (a, b), kind in spans if text[a:b].strip()}
+    assert found["("] == found[")"] == found[":"] == "separator" and found["he"] == "identifier"
+    assert found[mask] == "mask"
+
+
+def test_pairs_are_read_text_by_text():
+    ex = explainer("bert/classify")
+    (sample,) = ex.subject.samples(("x = 1", "return he"), How())
+    reading = align(sample.units, [parse("x = 1", "python"), parse("return he", "python")])
+    spans = zip(sample.units.segments, sample.units.offsets, reading.kinds, strict=True)
+    second = [kind for segment, (a, b), kind in spans if segment == 1 and b > a]
+    assert second[-1] == "identifier" and set(second[:-1]) == {"keyword"}
+    with pytest.raises(InputError, match="2 texts, but 1"):
+        align(sample.units, [parse("x = 1", "python")])

@@ -1,0 +1,70 @@
+"""Guidance against its definition: rows are distributions, padding does not count, and it moves the right heads."""
+
+import pytest
+import torch
+
+from clearhead.errors import InputError
+from clearhead.training.attention_guidance import PATTERNS, Guide, guidance_loss, mass_on, strength, target_rows
+
+REAL = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+MEMBER = torch.tensor([[False, True, False, True, False], [False, False, True, True, False]])
+
+
+def attention(seed=0, heads=3):
+    scores = torch.randn(2, heads, 5, 5, generator=torch.Generator().manual_seed(seed)).double()
+    return scores.masked_fill(~REAL[:, None, None, :], -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_target_rows_are_distributions_over_real_tokens(pattern):
+    rows, told = target_rows(pattern, REAL, MEMBER)
+    torch.testing.assert_close(rows.sum(-1)[told], torch.ones(int(told.sum())))
+    assert not (rows * ~REAL[:, None, :]).any() and not told[1, 3:].any()
+    # in the second text the class has one real token: the padded one of it does not count
+    looks = {"identity": 1, "next": 2, "previous": 0, "first": 0, "class": 2}
+    assert rows[1, 1].argmax() == looks[pattern]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_loss_is_the_mean_divergence_of_the_guided_heads(pattern):
+    maps = {0: attention(0), 1: attention(1)}
+    rows, told = target_rows(pattern, REAL, MEMBER)
+    total = []
+    for layer, head in ((0, 1), (1, 1)):
+        parts = [
+            sum(t * torch.log(t / maps[layer][b, head, q, k]) for k, t in enumerate(rows[b, q]) if t > 0)
+            for b in range(2)
+            for q in range(5)
+            if told[b, q]
+        ]
+        total.append(sum(parts) / len(parts))
+    found = guidance_loss(maps, [Guide(pattern, [1])], REAL, MEMBER)
+    torch.testing.assert_close(found.double(), sum(total) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_what_already_looks_there_costs_nothing():
+    rows, _ = target_rows("class", REAL, MEMBER)
+    assert guidance_loss({0: rows[:, None]}, [Guide("class", [0])], REAL, MEMBER).abs() < 1e-6
+
+
+def test_guided_head_moves_to_the_class_and_others_stay():
+    scores = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    before = None
+    for _ in range(60):
+        maps = scores.masked_fill(~REAL[:, None, None, :], -torch.inf).softmax(-1)
+        before = mass_on(maps, MEMBER, REAL).detach() if before is None else before
+        (gradient,) = torch.autograd.grad(guidance_loss({0: maps}, [Guide("class", [1])], REAL, MEMBER), scores)
+        assert not gradient[1, :, 3:].any(), "padded rows are not told anything"
+        scores = (scores - 20.0 * gradient).detach().requires_grad_()
+    after = mass_on(maps.detach(), MEMBER, REAL)
+    assert after[1] > 0.9 > before[1] and after[0] == pytest.approx(before[0])
+
+
+def test_schedule_and_bad_input():
+    assert strength(0.0, 0.3) == strength(0.5, 0.3) == 0.3 and strength(1.0, 0.3) == 0.0
+    with pytest.raises(InputError, match=r"unknown pattern 'diagonal'.*identity"):
+        target_rows("diagonal", REAL)
+    with pytest.raises(InputError, match="needs member"):
+        target_rows("class", REAL)
+    with pytest.raises(InputError, match="no head is guided"):
+        guidance_loss({}, [], REAL)
