@@ -53,7 +53,7 @@ def test_rows_of_other_versions_are_told_once(
 ) -> None:
     given = command(tmp_path / "run", "--methods", "saliency", "--json")
     assert "versions" not in bench(*given)[2]
-    for module in ("running", "working"):
+    for module in ("runner", "worker"):
         monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: "torch 99")
     code, out, said = bench(*given)
     told = [line for line in said.splitlines() if "other versions" in line]

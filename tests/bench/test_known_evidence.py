@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead
+from clearhead.bench import protocol
 from clearhead.bench.chunk_explanations import applicable, explained, with_controls
 from clearhead.bench.data import Characters, Example, Place, Region, read
 from clearhead.bench.data.zoo_tasks import TASKS
-from clearhead.bench.protocols import base
 from clearhead.bench.protocols.base import ranking
 from clearhead.bench.protocols.known_evidence import Truth, found
 from clearhead.errors import InputError
@@ -135,9 +135,9 @@ def test_the_detection_of_the_object_is_meant_and_none_if_it_was_not_found() -> 
 def test_settings_are_hashed_and_checked() -> None:
     assert Truth().hash == Truth().hash != Truth(seed=1).hash != Truth(by="magnitude").hash
     with pytest.raises(InputError, match="did you mean 'truth'"):
-        base("thruth")
+        protocol("thruth")
     with pytest.raises(InputError, match="more_than"):
-        base("truth", more=0.2)
+        protocol("truth", more=0.2)
 
 
 @pytest.mark.parametrize("task", TASKS)

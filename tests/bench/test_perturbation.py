@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.bench import protocol
 from clearhead.bench.chunk_explanations import explained
 from clearhead.bench.data import Example
 from clearhead.bench.output_cache import Looks
-from clearhead.bench.protocols import base
 from clearhead.bench.protocols.base import ranking
 from clearhead.bench.protocols.curves import removed_counts
 from clearhead.bench.protocols.perturbation import Perturbation
@@ -246,7 +246,7 @@ def test_which_examples_and_which_class_are_part_of_the_protocol() -> None:
 def test_settings_that_cannot_be_are_told(settings: dict[str, Any], said: str) -> None:
     ex, examples = of_texts()
     with pytest.raises(InputError, match=said):
-        measured(ex, examples[:1], base("perturb-text", **settings))  # type: ignore[arg-type]
+        measured(ex, examples[:1], protocol("perturb-text", **settings))  # type: ignore[arg-type]
 
 
 def test_a_picture_has_no_words_and_a_text_no_patches() -> None:

@@ -180,7 +180,7 @@ def test_what_other_versions_measured_is_counted_where_it_is_computed_anew(
     now = "clearhead 99"
 
     def versions_are(said: str) -> None:
-        for module in ("running", "working"):
+        for module in ("runner", "worker"):
             monkeypatch.setattr(f"clearhead.bench.{module}.versions", lambda: said)
 
     assert run(tmp_path / "run").cost().outdated == 0
@@ -517,7 +517,7 @@ def test_killed_at_random_moments_the_table_is_that_of_an_undisturbed_run(tmp_pa
     pytest.importorskip("clearhead_zoo")
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")
-    script = str(Path(__file__).parent / "killing.py")
+    script = str(Path(__file__).parent / "killed_runs.py")
     done = subprocess.run(
         [sys.executable, script, str(tmp_path), str(times)],
         env=_environment(),

@@ -71,7 +71,7 @@ LINES = [
 ]
 
 
-def every_plot() -> documents.Document:
+def every_plot() -> view_model.Document:
     """A page of all kinds of plots."""
     own = measured(planted=1.5)
     found = differences(np.log2(own.received), own.correct, own.lengths.astype(float), permutations=500)
