@@ -12,6 +12,11 @@ WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(2) $(ARGS)
 
+# The tests that run with shape annotations checked (tests/shape_checks.py), which costs about a third of their time: a
+# run of their own. Both runs take place, even if the first fails. NO_TESTS: pytest's exit status where ARGS selects none.
+SHAPE_CHECKED := tests/methods tests/capture tests/interventions tests/backward_rules
+NO_TESTS := 5
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-slow test-oldest test-gpu golden lint format bench bench-gpu known-answers leaderboard probes notebooks \
@@ -25,7 +30,10 @@ demo: .venv/.stamp ## explain a sentence and a picture in the terminal, and writ
 
 test: .venv/.stamp ## the tests (ARGS="-k name" to choose some)
 	@scripts/chromium.sh
-	$(call PYTEST,.venv,)
+	@status=0; \
+	CLEARHEAD_SHAPE_CHECKS=1 $(call PYTEST,.venv,$(SHAPE_CHECKED)) || test $$? -eq $(NO_TESTS) || status=1; \
+	$(call PYTEST,.venv,tests $(SHAPE_CHECKED:%=--ignore=%)) || test $$? -eq $(NO_TESTS) || status=1; \
+	exit $$status
 
 test-slow: .venv/.stamp ## the slow tests only: fuzzing, soak, coverage of architectures, accuracy of the zoo
 	@scripts/chromium.sh

@@ -19,6 +19,11 @@ os.environ.update(
 import pytest
 import torch
 
+from tests.shape_checks import install_shape_checks
+
+if os.environ.get("CLEARHEAD_SHAPE_CHECKS"):  # before anything imports clearhead
+    install_shape_checks()
+
 # Modules and test items live until the end: looking for garbage among them would take a third of the collection time.
 gc.disable()
 
